@@ -1,0 +1,31 @@
+# headrace: `make help` lists what can be done here.
+SHELL := /bin/bash
+UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
+RUN := $(UV) run --locked
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list all targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: ## install uv (if missing) and the locked environment
+	@command -v uv >/dev/null || [ -x .tools/bin/uv ] || { python3 -m venv .tools && .tools/bin/pip install --quiet uv; }
+	@$$(command -v uv || echo .tools/bin/uv) sync --locked --quiet
+
+.PHONY: check
+check: setup ## format, lint, types, import rules, lock
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(RUN) lint-imports
+	$(UV) lock --check
+
+.PHONY: format
+format: setup ## rewrite the code in the project's format
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+.PHONY: test
+test: setup ## set everything up and pass the tests
+	$(RUN) pytest -m "not soak"

@@ -1,0 +1,1 @@
+"""headrace engines: what happens to a message, decided by pure code."""

@@ -1,0 +1,1 @@
+"""Shared capacity: pacing, leases, batcher of operations (`capacity.md`)."""

@@ -1,0 +1,1 @@
+"""At most M measurements a request, in order (`packing.md`)."""

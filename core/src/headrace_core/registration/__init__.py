@@ -1,0 +1,1 @@
+"""Entities, early data, entity API decisions (`registration.md`)."""

@@ -1,0 +1,77 @@
+"""What a stage is: bytes of a log in, mutations of a state and emissions out.
+
+A stage holds no state of its own between two calls of `apply` but what it could read again from `state`; caches are
+allowed if `forget()` empties them. The runner of `streams.md` runs any stage. So a crash at any point, a replay and another cut into chunks give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from headrace_core.state import State
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class Record(NamedTuple):
+    """One record of an input partition. `append_ms` is the broker's append time (LogAppendTime), UTC ms."""
+
+    partition: int
+    offset: int
+    append_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+
+class Emission(NamedTuple):
+    """One record to produce. `topic` is a logical name (`routed`, `batches`, `dead-letter`), without prefix.
+
+    `partition` None: murmur2 of the key. A `value` of None is a tombstone.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """When the owner of a partition has to write a tick: `at_ms` on the log's clock."""
+
+    at_ms: int
+
+
+class Stage(Protocol):
+    """A pure stage. All methods are functions of their arguments and the configuration."""
+
+    name: str
+    primary: bytes
+    """Family bytes that go to the changelog; all other families are derived from them by `derive`."""
+
+    def apply(self, state: State, record: Record, emit: Callable[[Emission], None]) -> None:
+        """Apply one record. A message's own fault is an emission (dead letter), never an exception."""
+
+    def derive(self, state: State, key: bytes, value: bytes) -> None:
+        """Write the derived keys of one primary item; called for each item in key order after a restore."""
+
+    def next_due(self, state: State) -> int | None:
+        """Log time (ms) at which something becomes due without further records; None: nothing waits. O(log n)."""
+
+    def gauges(self, state: State) -> Mapping[str, int]:
+        """Counters and gauges by name (`accepted`, `pending`, ...), read from the state. O(number of names)."""
+
+    def forget(self) -> None:
+        """Empty all caches."""
+
+
+def header(headers: Headers, name: str) -> bytes | None:
+    """The first value of the header `name`, or None."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None

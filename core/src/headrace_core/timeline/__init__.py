@@ -1,0 +1,1 @@
+"""Delayed, scheduled and leased messages (`timeline.md`)."""

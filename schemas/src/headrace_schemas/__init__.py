@@ -1,0 +1,1 @@
+"""headrace schemas: what is on the wire."""

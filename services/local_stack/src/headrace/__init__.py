@@ -1,0 +1,1 @@
+"""headrace command line: local stack, demo, doctor."""

@@ -1,0 +1,1 @@
+"""headrace bridge: MQTT to Kafka and back, acknowledged only when Kafka has it."""

@@ -1,0 +1,1 @@
+"""headrace status API: who is registered, and why someone is not."""

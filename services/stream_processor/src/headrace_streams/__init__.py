@@ -1,0 +1,1 @@
+"""headrace stream processor: stages of pure engines on Faust."""

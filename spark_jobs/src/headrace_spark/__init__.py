@@ -1,0 +1,1 @@
+"""headrace Spark writer: batches into datastores within a shared capacity."""
