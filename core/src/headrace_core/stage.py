@@ -1,7 +1,8 @@
 """What a stage is: bytes of a log in, mutations of a state and emissions out.
 
 A stage holds no state of its own between two calls of `apply` but what it could read again from `state`; caches are
-allowed if `forget()` empties them. The runner of `streams.md` runs any stage. So a crash at any point, a replay and another cut into chunks give the same bytes.
+allowed if `forget()` empties them. The runner of `streams.md` runs any stage. So a crash at any point, a replay and
+another cut into chunks give the same bytes.
 """
 
 from __future__ import annotations
