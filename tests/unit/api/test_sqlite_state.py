@@ -1,4 +1,4 @@
-"""The replica's state is an ordered map for each partition, and murmur2 is Java's."""
+"""The replica's state is an ordered map for each partition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace_api.partition import murmur2
 from headrace_api.sqlite_state import SqliteState, connect
 
 KEY = st.binary(min_size=1, max_size=3)
@@ -39,18 +38,3 @@ def test_what_is_committed_is_there_after_opening_again(tmp_path: Path) -> None:
     SqliteState(connection, 3).put(b"k", b"v")
     connection.close()
     assert SqliteState(connect(tmp_path / "replica.db"), 3).get(b"k") == b"v"
-
-
-@pytest.mark.parametrize(
-    ("data", "hash_"),
-    [  # the examples of Apache Kafka's own UtilsTest.testMurmur2
-        (b"21", -973932308),
-        (b"foobar", -790332482),
-        (b"a-little-bit-long-string", -985981536),
-        (b"a-little-bit-longer-string", -1486304829),
-        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
-        (b"abc", 479470107),
-    ],
-)
-def test_murmur2_is_that_of_the_java_client(data: bytes, hash_: int) -> None:
-    assert murmur2(data) == hash_ & 0xFFFFFFFF
