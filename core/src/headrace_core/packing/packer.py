@@ -126,18 +126,18 @@ def _group(subjects: Ints, times: Ints, unsplittable: int) -> Groups:
     """Sort (packing.md 5): rows by (time, subject), then the groups of a time by first appearance."""
     by_group = np.lexsort((subjects, times))
     sorted_subjects, sorted_times = subjects[by_group], times[by_group]
-    starts = _run_starts(sorted_times, sorted_subjects)
+    starts = run_starts(sorted_times, sorted_subjects)
     sizes = np.diff(np.append(starts, len(subjects)))
     first_row, group_times, group_subjects = by_group[starts], sorted_times[starts], sorted_subjects[starts]
     listed = np.lexsort((first_row, group_subjects == unsplittable, group_times))
     sizes, old_starts = sizes[listed], starts[listed]
     new_starts = np.cumsum(sizes) - sizes
     order = by_group[np.arange(len(subjects)) + np.repeat(old_starts - new_starts, sizes)]
-    times_at = np.append(_run_starts(group_times[listed]), len(sizes))
+    times_at = np.append(run_starts(group_times[listed]), len(sizes))
     return Groups(order, group_subjects[listed], sizes, new_starts, times_at)
 
 
-def _run_starts(*columns: Ints) -> Ints:
+def run_starts(*columns: Ints) -> Ints:
     """Where runs of equal rows begin."""
     if not len(columns[0]):
         return np.empty(0, np.int64)
@@ -253,6 +253,6 @@ def _first_fit(ranked: Ints, sizes: Ints, place: Ints, bins: _Bins, first_new: i
 
 
 def _equal_sizes(sizes: Ints) -> Iterator[tuple[int, int, int]]:
-    edges = [*_run_starts(sizes).tolist(), len(sizes)]
+    edges = [*run_starts(sizes).tolist(), len(sizes)]
     for first, last in pairwise(edges):
         yield first, last, int(sizes[first])
