@@ -309,3 +309,10 @@ def test_more_than_500_partitions_are_refused_also_at_run_time() -> None:
     with pytest.raises(ConfigError, match="ttl_ms"):
         world.store.configure("r", ttl_ms=1)
     assert world.store.status("r").config_version == 1
+
+
+def test_claims_may_be_plain_pairs() -> None:
+    world = World()
+    held = [tuple(claim) for claim in (world.call("A", 2, at=0), world.held["A"])[1]]
+    reply = world.call("A", 1, at=100, held=(held[0],), released=(held[1],))
+    assert (indexes(reply), reply.drop) == ([0], ())
