@@ -252,6 +252,8 @@ class _Exchange:
             self.partitions[index] = replace(self.partitions[index], expires_ms=self.now_ms + self.config.ttl_ms)
         if not self.learning and len(granted) < share:
             granted += self._grant(owner, share - len(granted))
+        if granted and self.owners[owner].holds_since_ms is None:
+            self.owners[owner] = replace(self.owners[owner], holds_since_ms=self.now_ms)
         return [self._named(index) for index in granted], surplus
 
     def _grant(self, owner: str, wanted: int) -> list[int]:

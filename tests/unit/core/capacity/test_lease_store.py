@@ -121,6 +121,18 @@ def test_more_wanting_owners_than_partitions_hand_them_on_after_five_seconds() -
             assert at - empty_since[name] <= 25_000, f"{name} has nothing since {empty_since[name]}"
 
 
+def test_a_turn_is_counted_from_the_grant() -> None:
+    world = World(partitions=1)
+    world.call("A", 1, at=0)
+    world.call("B", 1, at=3_000)
+    assert indexes(world.call("A", 1, at=4_000)) == [0]
+    told = world.call("A", 1, at=5_000)
+    assert (told.grants, len(told.drop)) == ((), 1)
+    assert world.call("A", 1, at=5_010, released=told.drop).grants == ()
+    world.call("B", 1, at=5_500)
+    assert indexes(world.call("B", 1, at=6_010)) == [0]
+
+
 def test_two_oversize_heads_that_never_end_take_turns() -> None:
     world, served = World(), dict.fromkeys("AB", 0)
     for at in range(0, 60_000, 500):
