@@ -47,6 +47,8 @@ class TraceReply:
     factor: int | None = None
     next_sync_ms: int | None = None
     config_version: int = 1
+    reserved_capacity: Any = None
+    stale: bool = False
 
 
 @dataclass

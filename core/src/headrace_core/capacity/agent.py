@@ -10,28 +10,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headrace_core.capacity.config import LeaseConfig
 from headrace_core.capacity.resources import SharedResource
 from headrace_core.capacity.units import Amount, amount, units
 
 
+class Claim(NamedTuple):
+    partition: int
+    epoch: int
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request, with the members of capacity.md 13. `used` in units, `pause_ms` in ms, `throttled` 0 to 1."""
+    """One request, with the members of capacity.md 13. `used` in units, `pause_ms` in ms, `throttled` 0 to 1.
 
+    `reserve_held`: a reserve slot from an earlier reply is in use. `config_version`: that of the last reply used.
+    """
+
+    resource: str
     owner: str
     seq: int
     want: int
     weight: int
     head: int
-    held: tuple[tuple[int, int], ...]
-    released: tuple[tuple[int, int], ...]
+    held: tuple[Claim, ...]
+    released: tuple[Claim, ...]
     reserve: bool
+    reserve_held: bool
     used: Amount
     pause_ms: int
     throttled: float
+    config_version: int
 
 
 class Answer(Protocol):
@@ -57,6 +68,10 @@ class Answer(Protocol):
     def next_sync_ms(self) -> Any: ...
     @property
     def config_version(self) -> int: ...
+    @property
+    def reserved_capacity(self) -> Any: ...
+    @property
+    def stale(self) -> bool: ...
 
 
 def local_deadline_ms(sent_ms: int, ttl_ms: int, margin_ms: int) -> int:
@@ -123,17 +138,20 @@ class LeaseAgent:
         self._asked = self._need()
         self._asked_pause_ms = resource.pause_wanted_ms
         return Ask(
+            resource=resource.config.name,
             owner=self._owner,
             seq=self._seq,
             want=resource.wanted,
             weight=resource.config.weight,
             head=resource.head_partitions,
-            held=tuple((partition, epoch) for partition, epoch, _, _ in resource.held()),
-            released=tuple(self._released),
+            held=tuple(Claim(partition, epoch) for partition, epoch, _, _ in resource.held()),
+            released=tuple(Claim(*pair) for pair in self._released),
             reserve=resource.wants_reserve,
+            reserve_held=resource.wants_reserve and resource.has_reserve,
             used=amount(resource.used_units),
             pause_ms=self._asked_pause_ms,
             throttled=resource.throttled_share,
+            config_version=self._config_version or 0,
         )
 
     def failed(self, seq: int, now_ms: int) -> None:
@@ -151,6 +169,8 @@ class LeaseAgent:
         if seq != self._in_flight or self._sent_ms is None:
             return False
         self._in_flight = None
+        if reply.stale:
+            return False
         self._released = {p: first for p, first in self._released.items() if first is None or first > seq}
         deadline_ms = local_deadline_ms(self._sent_ms, reply.ttl_ms, self._lease.margin_ms)
         if now_ms >= deadline_ms:
@@ -162,7 +182,7 @@ class LeaseAgent:
         for pair in self._resource.drop((p, e) for p, e in reply.drop):
             self._released[pair] = None
         self._resource.accept(reply.grants, deadline_ms)
-        self._resource.hold_reserve(deadline_ms if reply.reserve_slot not in (None, False) else None)
+        self._resource.hold_reserve(None if reply.reserve_slot is None else deadline_ms)
         self._follow_pause(reply, now_ms)
         self._report_short(denied)
         self._resource.report_capacity()
@@ -218,6 +238,8 @@ class LeaseAgent:
                 resource.log.emit("ramp", reply.shared_capacity)
             self._effective = reply.shared_capacity
             most = None if reply.max_capacity is None else units(reply.max_capacity, "max_capacity")
+            if reply.reserved_capacity is not None:
+                resource.learn_reserve(units(reply.reserved_capacity, "reserved_capacity"))
             resource.learn(units(reply.shared_capacity, "shared_capacity"), most)
         if reply.factor is not None and resource.factor != reply.factor:
             resource.factor = reply.factor

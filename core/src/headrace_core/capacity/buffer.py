@@ -32,8 +32,8 @@ class Waiter:
 class Buffer:
     """Holds at most `size` operations, more only while some are put back."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
         self._entries: deque[Entry] = deque()
         self._waiters: deque[Waiter] = deque()
         self._next_seq = 0
@@ -50,7 +50,7 @@ class Buffer:
 
     @property
     def has_room(self) -> bool:
-        return len(self._entries) < self._size and not self._waiters
+        return len(self._entries) < self.size and not self._waiters
 
     def append(self, op: Operation) -> None:
         assert op.watcher is not None, "enqueue checks the watcher first"
@@ -86,7 +86,7 @@ class Buffer:
 
     def next_to_admit(self) -> Waiter | None:
         """The caller that gets in now, taken off the queue; None without room or callers."""
-        if not self._waiters or len(self._entries) >= self._size:
+        if not self._waiters or len(self._entries) >= self.size:
             return None
         return self._waiters.popleft()
 

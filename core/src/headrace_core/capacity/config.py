@@ -5,8 +5,8 @@ A wrong value fails at construction with CapacityConfig, whose message names the
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from headrace_core.capacity.errors import CapacityConfig
@@ -81,6 +81,15 @@ class BatcherConfig:
     @property
     def headroom_permille(self) -> int:
         return round(self.headroom * 1000)
+
+
+def change_config(config: BatcherConfig, changes: Mapping[str, Any]) -> BatcherConfig:
+    """`config` with other settings. Raises CapacityConfig, also for a key that does not exist."""
+    known = {spec.name for spec in fields(config)}
+    for name in changes:
+        if name not in known:
+            raise CapacityConfig(name, "no such setting")
+    return replace(config, **changes)
 
 
 @dataclass(frozen=True, slots=True)

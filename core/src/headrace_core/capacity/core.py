@@ -20,16 +20,18 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from headrace_core.capacity.audit import Books, verdict
 from headrace_core.capacity.buffer import Buffer, Waiter
-from headrace_core.capacity.config import BatcherConfig
+from headrace_core.capacity.config import BatcherConfig, change_config
 from headrace_core.capacity.errors import (
     BatcherError,
     BufferFull,
     BufferShutdown,
     CapacityConfig,
     ImproperOrder,
+    InitializationOnly,
     NoOperation,
     NoWatcher,
     TooExpensive,
@@ -81,15 +83,14 @@ class BatcherCore:
         limiter: Resource | None = None,
         rng: Callable[[], float] | None = None,
     ) -> None:
-        self.config = config or BatcherConfig()
         self.limiter = limiter
-        self._headroom = self.config.headroom_permille if self.config.pacing == "strict" else 0
+        self._rng = rng
+        self._buffer = Buffer()
+        self._use(config or BatcherConfig())
         self.life = Life.NEW
         self.returned: list[Operation] = []
         self.raised = 0
         self.running = 0
-        self._buffer = Buffer(self.config.buffer_size)
-        self._pause = PauseRule(self.config, rng)
         self._log = EventLog()
         self._pacer: Pacer = FreePacing()
         self._target: dict[str, int] = dict.fromkeys(limiter.max_units, 0) if limiter is not None else {}
@@ -123,6 +124,14 @@ class BatcherCore:
         return len(self._buffer)
 
     @property
+    def pacer(self) -> Pacer:
+        return self._pacer
+
+    def waiting(self) -> list[Entry]:
+        """What is buffered, oldest first."""
+        return list(self._buffer)
+
+    @property
     def paused(self) -> bool:
         return self._pause.until_ms is not None
 
@@ -135,6 +144,14 @@ class BatcherCore:
         return [*self._log.take(), *(self.limiter.log.take() if self.limiter is not None else [])]
 
     # What users call
+
+    def configure(self, **changes: Any) -> None:
+        """Change settings before start. Raises InitializationOnly afterwards, CapacityConfig for a wrong value."""
+        if self.life is not Life.NEW:
+            raise InitializationOnly("settings are fixed once the batcher has started")
+        if self.config.burst_ms == 2 * self.config.flush_interval_ms:
+            changes.setdefault("burst_ms", 0)
+        self._use(change_config(self.config, changes))
 
     def start(self, now_ms: int) -> None:
         """Begin the loop at `now_ms`. Raises ImproperOrder on a second start or after stop, CapacityConfig for
@@ -207,7 +224,7 @@ class BatcherCore:
                 self._audit_tick(now_ms)
                 if self._flush_tick.due(now_ms) or self._flush_asked:
                     self._flush(now_ms, batches, failures)
-        self._end_waits(now_ms)
+        self.end_waits(now_ms)
         if self.life in (Life.RUNNING, Life.DRAINING):
             self._look_for_stall(now_ms)
             self._finish_if_drained(now_ms)
@@ -255,6 +272,12 @@ class BatcherCore:
         if extra:
             self._pacer.settle(extra, now_ns)
 
+    def _use(self, config: BatcherConfig) -> None:
+        self.config = config
+        self._headroom = config.headroom_permille if config.pacing == "strict" else 0
+        self._buffer.size = config.buffer_size
+        self._pause = PauseRule(config, self._rng)
+
     # Enqueue
 
     def _check(self, op: Operation | None) -> None:
@@ -293,7 +316,8 @@ class BatcherCore:
             self._admit(waiter.op, now_ms)
             waiter.admitted = True
 
-    def _end_waits(self, now_ms: int) -> None:
+    def end_waits(self, now_ms: int) -> None:
+        """Callers whose time ran out get BufferFull."""
         for waiter in self._buffer.overdue(now_ms):
             waiter.error = BufferFull("no room in time")
 

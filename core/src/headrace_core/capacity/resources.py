@@ -252,6 +252,7 @@ class SharedResource(Resource):
         self._held: list[Held] = []
         self._reported: dict[str, int] | None = None
         self._need: Units = {}
+        self._ending = False
         self.safe = False
         self.wanted = 0
         self.head_partitions = 0
@@ -286,7 +287,7 @@ class SharedResource(Resource):
 
     @property
     def wants_reserve(self) -> bool:
-        return self._lease_reserve and not is_zero(self._reserve)
+        return self._lease_reserve and not self._ending and not is_zero(self._reserve)
 
     def held(self) -> list[tuple[int, int, int | dict[str, int], int | None]]:
         """(partition, epoch, worth in units per second, local deadline in ms), oldest first."""
@@ -359,6 +360,7 @@ class SharedResource(Resource):
         return min(deadlines, default=None)
 
     def give_back(self, now_ms: int) -> None:  # noqa: ARG002
+        self._ending = True
         self.wanted = self.head_partitions = 0
         self._need = {}
 
@@ -373,6 +375,10 @@ class SharedResource(Resource):
         for held in self._held:
             held.worth = partition_worth(self.config, effective, held.partition)
         self.wanted = partitions_for(self.config, shared, self._need)
+
+    def learn_reserve(self, reserve: Units) -> None:
+        """The reserve of each instance, as the store knows it."""
+        self._reserve = {name: reserve.get(name, 0) for name in self._shared}
 
     def set_shared_capacity(self, capacity: Amount) -> None:
         """The resource has a new shared capacity. Raises PartitionsOutOfRange, CapacityConfig; then nothing changed."""
