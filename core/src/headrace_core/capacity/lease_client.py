@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from headrace_core.capacity.agent import LeaseAgent
-from headrace_core.capacity.config import LeaseConfig
+from headrace_core.capacity.protocol import LeaseReply, LeaseRequest
 from headrace_core.capacity.resources import SharedResource
 
 NS_PER_MS = 1_000_000
@@ -23,7 +22,6 @@ class LeaseClient:
     def __init__(
         self,
         resource: SharedResource,
-        lease: LeaseConfig,
         owner: str,
         *,
         lock: threading.Condition,
@@ -31,8 +29,8 @@ class LeaseClient:
         changed: Callable[[], None],
     ) -> None:
         self._resource = resource
-        self._lease = lease
-        self._agent = LeaseAgent(resource, lease, owner)
+        self._lease = resource.lease
+        self._agent = LeaseAgent(resource, owner)
         self._lock = lock
         self._clock = clock
         self._changed = changed
@@ -95,7 +93,7 @@ class LeaseClient:
             self._agent.receive(ask.seq, reply, self._now_ms(), denied=getattr(reply, "denied", ()))
             self._changed()
 
-    def _call(self, ask: Any) -> Any:
+    def _call(self, ask: LeaseRequest) -> LeaseReply:
         return self._resource.store.sync(ask, self._lease.call_timeout_ms)
 
     def _now_ms(self) -> int:

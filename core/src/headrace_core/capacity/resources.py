@@ -10,9 +10,11 @@ wanted. Times are milliseconds of the caller's monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from headrace_core.capacity.config import LeaseConfig
 from headrace_core.capacity.errors import (
     CapacityConfig,
     ImproperOrder,
@@ -22,9 +24,11 @@ from headrace_core.capacity.errors import (
     UndefinedSharedCapacity,
 )
 from headrace_core.capacity.events import EventLog
+from headrace_core.capacity.in_force import InForce
+from headrace_core.capacity.protocol import MAX_PARTITIONS, LeaseStore, RampSetting, ResourceConfig
 from headrace_core.capacity.units import Amount, Units, amount, is_zero, units
+from headrace_core.capacity.worth import even_worth, factor_worth
 
-MAX_PARTITIONS = 500
 WHOLE = 1000
 """The adaptive factor 1.0, in thousandths."""
 
@@ -108,10 +112,10 @@ class Resource:
     def give_back(self, now_ms: int) -> None:
         """The batcher has stopped: want nothing, use nothing."""
 
-    def set_shared_capacity(self, capacity: Amount) -> None:  # noqa: ARG002
+    def set_shared_capacity(self, capacity: Amount) -> InForce:  # noqa: ARG002
         raise SharedCapacityNotProvisioned("a fixed resource has no shared capacity")
 
-    def set_reserved_capacity(self, capacity: Amount) -> None:  # noqa: ARG002
+    def set_reserved_capacity(self, capacity: Amount) -> InForce:  # noqa: ARG002
         raise SharedCapacityNotProvisioned("a fixed resource has no reserve")
 
 
@@ -182,6 +186,24 @@ class SharedConfig:
             raise CapacityConfig("reserved_capacity", "must have the dimensions of shared_capacity")
         return reserve
 
+    def for_store(self, lease: LeaseConfig) -> ResourceConfig:
+        """What the store must know."""
+        return ResourceConfig(
+            resource=self.name,
+            shared_capacity=amount(self.shared_units),
+            factor=self.factor,
+            partitions=self.partitions,
+            reserved_capacity=amount(self.reserve_units),
+            max_instances=self.max_instances,
+            total_capacity=None
+            if self.total_capacity is None
+            else amount(units(self.total_capacity, "total_capacity")),
+            ramp=None if self.ramp is None else RampSetting(*self.ramp),
+            adaptive=self.adaptive,
+            ttl_ms=lease.ttl_ms,
+            quarantine_ms=lease.quarantine_ms,
+        )
+
     def check_total(self, shared: Units, reserved: Units) -> None:
         """shared + max_instances x reserved <= total, where a total is given (capacity.md 2)."""
         if self.total_capacity is None:
@@ -206,11 +228,8 @@ def partition_count(config: SharedConfig, shared: Units) -> int:
 def partition_worth(config: SharedConfig, shared: Units, index: int) -> dict[str, int]:
     """Units per second of partition `index`; the last one is worth the remainder (capacity.md 12, 15)."""
     if config.partitions is None:
-        return {name: max(0, min(config.factor, s - index * config.factor)) for name, s in shared.items()}
-    if index >= config.partitions:
-        return dict.fromkeys(shared, 0)
-    p = config.partitions
-    return {name: (index + 1) * s // p - index * s // p for name, s in shared.items()}
+        return {name: factor_worth(s, config.factor, index) for name, s in shared.items()}
+    return {name: even_worth(s, config.partitions, index) for name, s in shared.items()}
 
 
 def partitions_for(config: SharedConfig, shared: Units, need: Units) -> int:
@@ -237,14 +256,18 @@ class Held:
 
 class SharedResource(Resource):
     """The client's side of a shared capacity. `store` provisions it; `lease_reserve` False: the reserve is set aside
-    outside the leases and held from the start. Not safe for threads: the front end holds its lock."""
+    outside the leases and held from the start. Not safe for threads but for the `set_` calls, which take `guard`."""
 
-    def __init__(self, store: Any, *, lease_reserve: bool = True, **config: Any) -> None:
+    def __init__(
+        self, store: LeaseStore | None, *, lease: LeaseConfig | None = None, lease_reserve: bool = True, **config: Any
+    ) -> None:
         super().__init__()
         if store is None:
             raise UndefinedLeaseStore("a shared resource needs a lease store")
         self.config = SharedConfig(**config)
         self.store = store
+        self.lease = lease or LeaseConfig()
+        self.guard: AbstractContextManager[Any] = nullcontext()
         self._shared = self.config.shared_units
         self._reserve = self.config.reserve_units
         self._lease_reserve = lease_reserve
@@ -276,6 +299,11 @@ class SharedResource(Resource):
         return self._shared
 
     @property
+    def reserve_units(self) -> dict[str, int]:
+        """The reserve of each instance, leased or not."""
+        return self._reserve
+
+    @property
     def partitions(self) -> int:
         return partition_count(self.config, self._shared)
 
@@ -297,7 +325,10 @@ class SharedResource(Resource):
         """Create what the store needs; a second call does nothing. Raises PartitionsOutOfRange."""
         if self.started:
             return
-        self._provision(self._shared)
+        count = partition_count(self.config, self._shared)
+        self.log.emit("provision-start", count)
+        self.store.provision(self.config.for_store(self.lease))
+        self.log.emit("provision-done", count)
         self.started = True
         self.report_capacity(always=True)
 
@@ -380,27 +411,37 @@ class SharedResource(Resource):
         """The reserve of each instance, as the store knows it."""
         self._reserve = {name: reserve.get(name, 0) for name in self._shared}
 
-    def set_shared_capacity(self, capacity: Amount) -> None:
-        """The resource has a new shared capacity. Raises PartitionsOutOfRange, CapacityConfig; then nothing changed."""
-        shared = units(capacity, "shared_capacity")
-        if shared.keys() != self._shared.keys():
-            raise CapacityConfig("shared_capacity", "the dimensions are fixed")
+    def set_shared_capacity(self, capacity: Amount) -> InForce:
+        """New shared capacity, through the store. Raises PartitionsOutOfRange, CapacityConfig, ImproperOrder before
+        start, and what the store raises; then nothing changed."""
+        shared = self._same_dimensions("shared_capacity", capacity)
         self.config.check_total(shared, self._reserve)
-        partition_count(self.config, shared)
-        self._provision(shared)
-        self.learn(shared)
-        self.report_capacity(always=True)
+        count = partition_count(self.config, shared)
+        self.log.emit("provision-start", count)
+        version = self.store.configure(self.config.name, shared_capacity=amount(shared))
+        with self.guard:
+            self.log.emit("provision-done", count)
+            self.learn(shared)
+            self.report_capacity(always=True)
+        return InForce(self.store, self.config.name, version)
 
-    def set_reserved_capacity(self, capacity: Amount) -> None:
-        """New reserve of this instance. Raises CapacityConfig, and ImproperOrder before start; then nothing changed."""
+    def set_reserved_capacity(self, capacity: Amount) -> InForce:
+        """New reserve of every instance, as `set_shared_capacity`."""
+        reserve = self._same_dimensions("reserved_capacity", capacity)
+        self.config.check_total(self._shared, reserve)
+        version = self.store.configure(self.config.name, reserved_capacity=amount(reserve))
+        with self.guard:
+            self._reserve = reserve
+            self.report_capacity(always=True)
+        return InForce(self.store, self.config.name, version)
+
+    def _same_dimensions(self, field: str, capacity: Amount) -> dict[str, int]:
         if not self.started:
             raise ImproperOrder("the resource is not started")
-        reserve = units(capacity, "reserved_capacity")
-        if reserve.keys() != self._shared.keys():
-            raise CapacityConfig("reserved_capacity", "must have the dimensions of shared_capacity")
-        self.config.check_total(self._shared, reserve)
-        self._reserve = reserve
-        self.report_capacity(always=True)
+        changed = units(capacity, field)
+        if changed.keys() != self._shared.keys():
+            raise CapacityConfig(field, "the dimensions are fixed")
+        return changed
 
     def report_capacity(self, *, always: bool = False) -> None:
         """Event `capacity`, if it changed since the last one."""
@@ -408,12 +449,6 @@ class SharedResource(Resource):
         if always or held != self._reported:
             self._reported = held
             self.log.emit("capacity", amount(held))
-
-    def _provision(self, shared: Units) -> None:
-        count = partition_count(self.config, shared)
-        self.log.emit("provision-start", count)
-        self.store.provision(self.config)
-        self.log.emit("provision-done", count)
 
     def _let_go(self, index: int) -> tuple[int, int]:
         held = self._held.pop(index)
