@@ -264,6 +264,16 @@ def test_a_store_that_is_away_at_start_is_an_error_that_can_be_retried() -> None
     batcher.stop(0)
 
 
+def test_a_store_that_forgot_the_resource_is_told_of_it_again() -> None:
+    sink, store = Sink(), WatchedStore()
+    batcher = Batcher(SharedResource(store, shared_capacity=1000, factor=1000, lease=FAST), flush_interval_ms=10)
+    batcher.start()
+    store._states.clear()
+    batcher.enqueue(Operation(Watcher(sink.write), 10, "a"))
+    until(lambda: sink.payloads == ["a"])
+    batcher.stop()
+
+
 def test_a_charge_above_the_estimate_slows_what_follows() -> None:
     sink = Sink()
 
