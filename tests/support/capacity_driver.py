@@ -17,7 +17,8 @@ from headrace_core.capacity.memory_store import MemoryStore
 from headrace_core.capacity.operation import Batch, Operation, Phase, Watcher
 from headrace_core.capacity.pacing import NS_PER_MS
 from headrace_core.capacity.protocol import Grant, LeaseReply
-from headrace_core.capacity.resources import ProvisionedResource, Resource, SharedResource, partition_worth
+from headrace_core.capacity.resources import ProvisionedResource, Resource, SharedResource
+from headrace_core.capacity.shared_config import partition_worth
 from headrace_core.capacity.units import amount
 
 FOREVER_MS = 10**12
