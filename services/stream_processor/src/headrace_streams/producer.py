@@ -86,7 +86,10 @@ class Outlet:
     async def changelog(
         self, topic: str, partition: int, mutations: Mapping[bytes, bytes | None], marker: Marker
     ) -> int:
-        """Append mutations and marker as one record batch and wait. Returns the changelog offset after it."""
+        """Append mutations and marker as one record batch to a topic (logical name) and wait.
+
+        Returns the changelog offset after it.
+        """
         batch = self._producer.create_batch()
         headers = [(SOURCE_HEADER, marker.source.to_bytes(8, "big", signed=True))]
         for key, value in mutations.items():

@@ -244,8 +244,7 @@ class PartitionRunner:
         await around.outlet.emit([e for e in emissions if e.topic != REPLIES], self.partition)
         around.faults.passed(3)
         self._check_owner()
-        changelog = around.prefix + self.spec.changelog
-        end = await around.outlet.changelog(changelog, self.partition, primary, marker)
+        end = await around.outlet.changelog(self.spec.changelog, self.partition, primary, marker)
         around.faults.passed(4)
         self.state.commit(overlay.mutations, Position(marker=marker, changelog=end))
         self.moved_at = time.monotonic()

@@ -24,20 +24,14 @@ class StreamsSettings(BaseSettings):
     registration: dict[str, Any] = {}
     stages: str = "registration,batching"
 
-    partitions: int = Field(
-        default=4, ge=1, description="of topics that this worker has to create; else the input's count"
-    )
+    partitions: int = Field(default=4, ge=1, description="of topics to create; else the input's count")
     replication: int = Field(default=1, ge=1)
     chunk_records: int = Field(default=5000, ge=1)
     max_request_bytes: int = Field(default=8 * 1024 * 1024, ge=64 * 1024)
     session_timeout_s: float = Field(default=12.0, ge=6.0, le=60.0)
     tick_interval_ms: int = Field(default=500, ge=10)
-    stall_s: float = Field(
-        default=60.0, gt=0, description="a worker with lag whose marker has not moved for this long exits"
-    )
-    fault: str = Field(
-        default="", description="tests only: `step:count` ends the process after that step of that chunk"
-    )
+    stall_s: float = Field(default=60.0, gt=0, description="lag and no progress for so long: exit")
+    fault: str = Field(default="", description="tests: `step:count` ends the process there")
 
     @property
     def stage_names(self) -> list[str]:
