@@ -178,7 +178,7 @@ def read_all(kafka: str, topic: str, partitions: int = 4) -> list[Output]:
             consumer.assign([TopicPartition(topic, partition, first)])
             got = 0
             while got < end - first:
-                for message in consumer.consume(10_000, timeout=5):
+                for message in consumer.consume(1_000, timeout=0.2):
                     assert message.error() is None, message.error()
                     got += 1
                     ids = dict(message.headers() or [])

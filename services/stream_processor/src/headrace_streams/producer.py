@@ -63,7 +63,7 @@ class Outlet:
         for emission in emissions:
             if emission.topic not in counts:
                 counts[emission.topic] = len(await self._producer.partitions_for(self._prefix + emission.topic))
-            groups.setdefault((emission.topic, _target(emission, partition, counts)), []).append(emission)
+            groups.setdefault((emission.topic, partition_of(emission, partition, counts)), []).append(emission)
         await asyncio.gather(*(self._emit_group(topic, to, group) for (topic, to), group in groups.items()))
 
     async def _emit_group(self, topic: str, partition: int, group: Sequence[Emission]) -> None:
@@ -112,7 +112,8 @@ def _size(emission: Emission) -> int:
     return len(emission.key or b"") + len(emission.value or b"") + headers + RECORD_OVERHEAD
 
 
-def _target(emission: Emission, partition: int, counts: Mapping[str, int]) -> int:
+def partition_of(emission: Emission, partition: int, counts: Mapping[str, int]) -> int:
+    """The one the emission names, else murmur2 of its key as Java has it, else the input's."""
     if emission.partition is not None:
         return emission.partition
     if emission.key is None:

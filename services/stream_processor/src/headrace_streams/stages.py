@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -39,18 +39,17 @@ class BuiltIn:
 
     module: str
     stage: str
-    config: str
     input: str
     outputs: tuple[str, ...]
 
 
 BUILT_IN = {
     "registration": BuiltIn(
-        "headrace_core.registration.stage", "RegistrationStage", "RegistrationConfig", "raw",
+        "headrace_core.registration.stage", "RegistrationStage", "raw",
         ("routed", "entities", "registrations", "outbound", "replies", "dead-letter"),
     ),
     "batching": BuiltIn(
-        "headrace_core.batching.stage", "BatchingStage", "BatchingConfig", "routed", ("batches", "dead-letter")
+        "headrace_core.batching.stage", "BatchingStage", "routed", ("batches", "dead-letter")
     ),
 }  # fmt: skip
 
@@ -68,9 +67,15 @@ def _load_one(name: str, settings: StreamsSettings) -> StageSpec:
     built_in = BUILT_IN[name]
     values = {"batching": settings.batching, "registration": {"roots": settings.roots, **settings.registration}}[name]
     module = import_module(built_in.module)
-    config = _config(name, getattr(module, built_in.config), values)
     stage_class: Callable[[Any], Stage] = getattr(module, built_in.stage)
+    config = _config(name, _config_class(stage_class), values)
     return StageSpec(name, built_in.input, built_in.outputs, lambda: stage_class(config))
+
+
+def _config_class(stage_class: Any) -> Any:
+    """The type of the one argument that a built-in stage is made from."""
+    hints = get_type_hints(stage_class.__init__)
+    return next(hint for argument, hint in hints.items() if argument != "return")
 
 
 def _config(name: str, config_class: Any, values: Mapping[str, Any]) -> Any:
