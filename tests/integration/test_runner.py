@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -190,4 +192,29 @@ def test_a_second_worker_joins_and_leaves_without_loss_or_double_state(worker: S
     feeder.join()
     worker.wait_applied(total)
     assert worker.terminate() == 0
+    assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total)
+
+
+def test_a_worker_that_slept_past_its_session_cannot_spoil_its_successors_state(
+    worker: StreamsWorker, tmp_path: Path
+) -> None:
+    total = 40_000
+    worker.settings["CHUNK_RECORDS"] = "500"
+    worker.start().wait_ready()
+    second = StreamsWorker(worker.kafka, worker.prefix, tmp_path / "data2", tmp_path / "worker2.log")
+    produce(worker.kafka, worker.prefix + "raw", records(total // 2))
+    until(lambda: worker.applied() > 1_000, "work under way")
+    os.kill(worker.running.pid, signal.SIGSTOP)
+    try:
+        second.start().wait_ready()
+        second.wait_applied(total // 2)
+        os.kill(worker.running.pid, signal.SIGCONT)
+        produce(worker.kafka, worker.prefix + "raw", records(total // 2, start=total // 2))
+        until(lambda: worker.applied() + second.applied() >= total, "all applied")
+        assert second.terminate() == 0
+    finally:
+        worker.end()
+        second.end()
+    worker.delete_databases()
+    run_dry(worker, total)
     assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total)
