@@ -1,0 +1,79 @@
+"""`python -m headrace_streams`: builds the worker from the environment and runs it until SIGTERM or an error.
+
+Exit codes: 0 after SIGTERM or SIGINT, 70 after an error while running, 2 when it could not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+import structlog
+
+from headrace_streams import http, logs, stages, topics
+from headrace_streams.producer import Outlet
+from headrace_streams.settings import StreamsSettings
+from headrace_streams.ticks import Ticker
+from headrace_streams.worker import Worker, fatal
+
+log = structlog.get_logger("headrace_streams")
+
+CRASH_POLL_S = 0.2
+STOP_S = 30.0
+START_FAILED = 2
+
+
+async def run(settings: StreamsSettings) -> None:
+    """Start everything, wait for a signal, stop everything."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    specs = stages.load(settings)
+    await topics.ensure(
+        settings.kafka, settings.prefix, specs, partitions=settings.partitions, replication=settings.replication,
+        max_message_bytes=settings.max_request_bytes + 64 * 1024,
+    )  # fmt: skip
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    outlet = Outlet(settings.kafka, settings.prefix, settings.max_request_bytes)
+    await outlet.start()
+    worker = Worker(settings, specs, outlet)
+    web = await http.serve(worker, settings.http_host, settings.http_port)
+    ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms, stall_s=settings.stall_s)
+    tasks = [asyncio.create_task(worker.start()), asyncio.create_task(ticker.run())]
+    log.info("started", stages=[spec.name for spec in specs], kafka=settings.kafka, prefix=settings.prefix)
+    await _until_stopped(worker, tasks[0], stopping)
+    log.info("stopping")
+    tasks[1].cancel()
+    async with asyncio.timeout(STOP_S):
+        await worker.stop()
+        await outlet.stop()
+        await web.cleanup()
+    log.info("stopped")
+
+
+async def _until_stopped(worker: Worker, starting: asyncio.Task[None], stopping: asyncio.Event) -> None:
+    while not stopping.is_set():
+        if starting.done() and starting.exception():
+            fatal(starting.exception() or RuntimeError("start"), "faust")
+        if worker.app.crashed:
+            fatal(worker.app.crash_reason or RuntimeError("crashed"), "faust")
+        try:
+            await asyncio.wait_for(stopping.wait(), CRASH_POLL_S)
+        except TimeoutError:
+            continue
+
+
+def main() -> int:
+    """Run; returns the exit code."""
+    logs.configure()
+    try:
+        asyncio.run(run(StreamsSettings()))
+    except Exception as error:
+        log.critical("failed", error=repr(error), exc_info=error)
+        return START_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Everything that overrides Faust 0.15.3, and nothing else (`streams.md` 1).
+
+What is overridden, and where it is in Faust:
+- `faust/transport/consumer.py` `Consumer.getmany` (one message a record) -> one message a partition and fetch, from
+  partitions that are restored and have room only, so that a slow partition holds up no other.
+- `Consumer._add_gap`, `Consumer._read_offset` (gap trees, silently dropped messages) -> nothing: the runner judges
+  offsets by the marker.
+- `Consumer._new_offset` (acknowledged messages) -> the runner's marker + 1, once something was acknowledged.
+- `Consumer.perform_seek` (to the committed offsets) -> then to the markers.
+- `faust/transport/drivers/aiokafka.py` `AIOKafkaConsumerThread._create_worker_consumer` (long poll 1500 ms: the
+  aiokafka fetcher has one fetch a broker in flight and leaves out partitions whose records are still buffered, so the
+  long poll for the drained ones holds up the others) -> long poll of 25 ms.
+- `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat.
+- `faust/serializers/schemas.py` `Schema.compile` (serializers, models) -> the message's value as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import faust
+from faust.serializers.schemas import Schema
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP, ConsumerMessage
+
+LONG_POLL_MS = 25
+POLL_S = 0.05
+NO_ROOM_S = 0.005
+CHUNKS_UNDER_WAY = 3
+FETCH_BYTES = 4 * 1024 * 1024
+
+
+class Markers(Protocol):
+    """What the consumer asks of the runners."""
+
+    def next_offset(self, topic: str, partition: int) -> int | None:
+        """Marker + 1 of a restored partition, else None."""
+
+
+class _Nothing(dict[TP, int | None]):
+    """Read offsets that are never known, so that Faust drops no message and sees no gap."""
+
+    def __getitem__(self, key: TP) -> int | None:
+        return None
+
+
+class ChunkThread(driver.AIOKafkaConsumerThread):
+    """The consumer's thread: short long polls, and the time of the last good heartbeat (monotonic s)."""
+
+    last_heartbeat: float = 0.0
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        consumer._fetch_max_wait_ms = LONG_POLL_MS
+        return consumer
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        coordinator = self._ensure_consumer()._coordinator
+        heartbeat, rejoin = coordinator._do_heartbeat, coordinator._do_rejoin_group
+
+        async def noted_heartbeat() -> Any:
+            sent = time.monotonic()
+            good = await heartbeat()
+            if good:
+                self.last_heartbeat = sent
+            return good
+
+        async def noted_rejoin(subscription: Any) -> Any:
+            joined = await rejoin(subscription)
+            if joined:
+                self.last_heartbeat = time.monotonic()
+            return joined
+
+        coordinator._do_heartbeat, coordinator._do_rejoin_group = noted_heartbeat, noted_rejoin
+
+
+class ChunkConsumer(driver.Consumer):
+    """Hands over chunks: `message.value` is the list of aiokafka records, `message.offset` that of the last one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._read_offset = _Nothing()
+
+    def _new_consumer_thread(self) -> ChunkThread:
+        return ChunkThread(self, loop=self.loop, beacon=self.beacon)
+
+    @property
+    def _markers(self) -> Markers:
+        return cast(Markers, self.app.headrace)
+
+    @property
+    def last_heartbeat(self) -> float:
+        """Monotonic seconds when the last heartbeat that was answered well had been sent."""
+        return float(cast(ChunkThread, self._thread).last_heartbeat)
+
+    async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
+        if not self.flow_active:
+            await self.wait(self.can_resume_flow)
+        open_tps = {tp for tp in self._get_active_partitions() if self._has_room(tp)}
+        if not open_tps:
+            await self.sleep(NO_ROOM_S)
+            return
+        generation = self.app.consumer_generation_id
+        fetched = await self._getmany(open_tps, min(timeout, POLL_S))
+        for tp, records in (fetched or {}).items():
+            if self.should_stop or not self.flow_active or self.app.consumer_generation_id != generation:
+                return
+            if records:
+                yield tp, self._chunk_message(TP(tp.topic, tp.partition), records)
+
+    def _has_room(self, tp: TP) -> bool:
+        if self._markers.next_offset(tp.topic, tp.partition) is None:
+            return False
+        under_way = sum(1 for message in list(self._unacked_messages) if message.tp == tp and not message.acked)
+        return under_way < CHUNKS_UNDER_WAY
+
+    def _chunk_message(self, tp: TP, records: Sequence[Any]) -> ConsumerMessage:
+        last = records[-1]
+        return ConsumerMessage(
+            last.topic, last.partition, last.offset, last.timestamp / 1000, last.timestamp_type, (), None, records,
+            None, 0, len(records), tp, generation_id=self.app.consumer_generation_id,
+        )  # fmt: skip
+
+    async def _add_gap(self, *_: Any) -> None:
+        return
+
+    def _new_offset(self, tp: TP) -> int | None:
+        acked = self._acked[tp]
+        if not acked:
+            return None
+        acked.clear()
+        self._acked_index[tp].clear()
+        return self._markers.next_offset(tp.topic, tp.partition)
+
+    async def perform_seek(self) -> None:
+        await super().perform_seek()
+        for tp in self.assignment():
+            if (offset := self._markers.next_offset(tp.topic, tp.partition)) is not None:
+                await self.seek_wait({tp: offset})
+
+
+class ChunkTransport(driver.Transport):
+    """Faust's aiokafka transport with our consumer."""
+
+    Consumer = ChunkConsumer
+
+
+class ChunkSchema(Schema):
+    """The value of the event is the value of the message."""
+
+    def compile(self, app: Any, **_: Any) -> Callable[..., Any]:
+        async def decode(message: Any, **_: Any) -> Any:
+            return app.create_event(None, message.value, message.headers, message)
+
+        return decode
+
+
+def make_app(
+    *, group: str, bootstrap: str, data_dir: Path, markers: Markers, chunk_records: int, session_timeout_s: float
+) -> Any:
+    """A Faust app with the chunk consumer. Faust brings the group, the assignment and the worker's life cycle."""
+    app = faust.App(
+        group,
+        broker=";".join(f"kafka://{server.strip()}" for server in bootstrap.split(",")),
+        datadir=str(data_dir / "faust"),
+        store="memory://",
+        web_enabled=False,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        stream_buffer_maxsize=16,
+        stream_wait_empty=True,
+        stream_recovery_delay=0.0,
+        broker_commit_interval=1.0,
+        broker_max_poll_records=chunk_records,
+        broker_session_timeout=session_timeout_s,
+        broker_heartbeat_interval=session_timeout_s / 4,
+        consumer_max_fetch_size=FETCH_BYTES,
+        consumer_auto_offset_reset="earliest",
+    )
+    app.headrace = markers
+    app.finalize()
+    app.transport = ChunkTransport(app.conf.broker_consumer, app)
+    return app
+
+
+def add_agent(app: Any, topic: str, submit: Callable[[Any], None]) -> None:
+    """Run `submit(event)` for every chunk of `topic`; who takes it acknowledges it."""
+
+    async def take(stream: Any) -> None:
+        async for event in stream.noack().events():
+            submit(event)
+
+    app.agent(app.topic(topic, schema=ChunkSchema()), name=f"chunks-of-{topic}")(take)

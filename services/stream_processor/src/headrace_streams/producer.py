@@ -1,0 +1,121 @@
+"""Producing: emissions as few record batches, and one chunk's mutations as exactly one.
+
+One idempotent producer (acks=all) for the worker. Everything is built into record batches here, per topic and
+partition in order, which costs a fraction of sending record by record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from aiokafka import AIOKafkaProducer
+from aiokafka.partitioner import murmur2
+
+from headrace_core.errors import HeadraceError
+from headrace_core.stage import Emission
+from headrace_streams.restore import MARKER_KEY, SOURCE_HEADER
+from headrace_streams.store import Marker
+
+EMISSION_BATCH_BYTES = 800_000
+RECORD_OVERHEAD = 48
+BATCH_OVERHEAD = 256
+DELIVERY_TIMEOUT_MS = 120_000
+
+
+class TooLarge(HeadraceError):
+    """The mutations of a single record do not fit one record batch."""
+
+    code = "too-large"
+
+
+def mutations_size(mutations: Mapping[bytes, bytes | None]) -> int:
+    """Upper estimate, in bytes, of the changelog batch that holds these mutations and a marker."""
+    return BATCH_OVERHEAD + sum(len(k) + len(v or b"") + RECORD_OVERHEAD for k, v in mutations.items())
+
+
+class Outlet:
+    """Everything the worker writes to Kafka. `start` before use, `stop` at the end."""
+
+    def __init__(self, bootstrap: str, prefix: str, max_request_bytes: int) -> None:
+        self._prefix = prefix
+        self.max_batch_bytes = max_request_bytes - 1024
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, linger_ms=0,
+            max_batch_size=max_request_bytes, max_request_size=max_request_bytes,
+            request_timeout_ms=DELIVERY_TIMEOUT_MS,
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        """Connect. Raises what aiokafka raises if no broker answers."""
+        await self._producer.start()
+
+    async def stop(self) -> None:
+        """Flush and disconnect."""
+        await self._producer.stop()
+
+    async def emit(self, emissions: Sequence[Emission], partition: int) -> None:
+        """Produce all and wait until all are acknowledged. `partition` is the input's, for emissions without key."""
+        groups: dict[tuple[str, int], list[Emission]] = {}
+        counts: dict[str, int] = {}
+        for emission in emissions:
+            if emission.topic not in counts:
+                counts[emission.topic] = len(await self._producer.partitions_for(self._prefix + emission.topic))
+            groups.setdefault((emission.topic, partition_of(emission, partition, counts)), []).append(emission)
+        await asyncio.gather(*(self._emit_group(topic, to, group) for (topic, to), group in groups.items()))
+
+    async def _emit_group(self, topic: str, partition: int, group: Sequence[Emission]) -> None:
+        futures = []
+        batch = self._producer.create_batch()
+        for emission in group:
+            if batch.record_count() and batch.size() + _size(emission) > EMISSION_BATCH_BYTES:
+                futures.append(await self._send(batch, topic, partition))
+                batch = self._producer.create_batch()
+            batch.append(
+                timestamp=None, key=emission.key, value=emission.value, headers=list(emission.headers)
+            )  # fmt: skip
+        futures.append(await self._send(batch, topic, partition))
+        await asyncio.gather(*futures)
+
+    async def _send(self, batch: Any, topic: str, partition: int) -> Any:
+        batch.close()
+        return await self._producer.send_batch(batch, self._prefix + topic, partition=partition)
+
+    async def changelog(
+        self, topic: str, partition: int, mutations: Mapping[bytes, bytes | None], marker: Marker
+    ) -> int:
+        """Append mutations and marker as one record batch to a topic (logical name) and wait.
+
+        Returns the changelog offset after it.
+        """
+        batch = self._producer.create_batch()
+        headers = [(SOURCE_HEADER, marker.source.to_bytes(8, "big", signed=True))]
+        for key, value in mutations.items():
+            if batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
+                raise TooLarge(f"{topic}-{partition}: mutations up to {marker.source} do not fit one batch")
+        if batch.append(timestamp=None, key=MARKER_KEY, value=msgspec.json.encode(marker), headers=headers) is None:
+            raise TooLarge(f"{topic}-{partition}: marker of {marker.source} does not fit")
+        metadata = await (await self._send(batch, topic, partition))
+        return int(metadata.offset) + len(mutations) + 1
+
+    async def tick(self, partition: int) -> None:
+        """Write a tick to `raw` (`batching.md` 4.5): no key, no payload, the partition named."""
+        await self._producer.send_and_wait(
+            self._prefix + "raw", value=b"", key=None, partition=partition, headers=[("kind", b"tick")]
+        )
+
+
+def _size(emission: Emission) -> int:
+    headers = sum(len(name) + len(value) + 4 for name, value in emission.headers)
+    return len(emission.key or b"") + len(emission.value or b"") + headers + RECORD_OVERHEAD
+
+
+def partition_of(emission: Emission, partition: int, counts: Mapping[str, int]) -> int:
+    """The one the emission names, else murmur2 of its key as Java has it, else the input's."""
+    if emission.partition is not None:
+        return emission.partition
+    if emission.key is None:
+        return partition % counts[emission.topic]
+    return int((murmur2(emission.key) & 0x7FFFFFFF) % counts[emission.topic])

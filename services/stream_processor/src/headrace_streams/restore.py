@@ -1,0 +1,140 @@
+"""Restoring a partition's state from its changelog, before anything is processed (`streams.md` 3, 5).
+
+The changelog holds record batches, each one chunk's mutations and marker, appended whole or not at all; so the end
+offset is always the end of a chunk. Reading is judged by the consumer's position, because compaction leaves holes.
+Every record carries the source offset of its chunk: per key the value with the highest one wins, so that a late writer
+cannot put an older value over a newer one, and what is not newer than the local marker is already contained.
+Derived keys are deleted and written anew by the stage, once, after the last record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from headrace_core.errors import HeadraceError
+from headrace_core.stage import Stage
+from headrace_core.state import Overlay
+from headrace_streams.store import META_FAMILY, Marker, Position, RocksState
+
+log = structlog.get_logger(__name__)
+
+MARKER_KEY = b"\xff\xffmarker"
+SOURCE_HEADER = "o"
+FETCH_BYTES = 4 * 1024 * 1024
+STUCK_S = 60.0
+
+
+class ChangelogError(HeadraceError):
+    """Changelog and local database cannot belong together, or the changelog cannot be read. Ends the process."""
+
+    code = "changelog"
+
+
+@dataclass
+class Delta:
+    """The newest values read from a changelog: `items` maps key to (source offset, value)."""
+
+    items: dict[bytes, tuple[int, bytes | None]]
+    marker: Marker
+    records: int = 0
+
+    def add(self, key: bytes, value: bytes | None, source: int) -> None:
+        """Take one record, if it is newer than what is known of its key."""
+        self.records += 1
+        if key == MARKER_KEY:
+            if value is not None and source > self.marker.source:
+                self.marker = msgspec.json.decode(value, type=Marker)
+            return
+        known = self.items.get(key)
+        if known is None or source >= known[0]:
+            self.items[key] = (source, value)
+
+
+async def read_delta(bootstrap: str, tp: TopicPartition, start: Position) -> tuple[Delta, int]:
+    """Read `tp` from `start` to its end offset. Returns the delta and the end offset.
+
+    Raises ChangelogError if the changelog ends before the position, or makes no progress for 60 s.
+    """
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest",
+        max_partition_fetch_bytes=FETCH_BYTES, fetch_max_wait_ms=50, max_poll_records=20_000,
+    )  # fmt: skip
+    await consumer.start()
+    try:
+        consumer.assign([tp])
+        first = (await consumer.beginning_offsets([tp]))[tp]
+        end = (await consumer.end_offsets([tp]))[tp]
+        if start.changelog > end:
+            raise ChangelogError(
+                f"{tp}: local position {start.changelog} is past the end {end}; is this another Kafka?"
+            )
+        delta = Delta({}, start.marker)
+        consumer.seek(tp, max(first, start.changelog))
+        await _drain(consumer, tp, end, start.marker.source, delta)
+        return delta, end
+    finally:
+        await consumer.stop()
+
+
+async def _drain(consumer: AIOKafkaConsumer, tp: TopicPartition, end: int, contained: int, delta: Delta) -> None:
+    deadline = time.monotonic() + STUCK_S
+    while await consumer.position(tp) < end:
+        batches = await consumer.getmany(tp, timeout_ms=500)
+        for record in batches.get(tp, ()):
+            if record.offset >= end:
+                break
+            source = _source(record.headers)
+            if source > contained:
+                delta.add(record.key, record.value, source)
+        if batches:
+            deadline = time.monotonic() + STUCK_S
+        elif time.monotonic() > deadline:
+            raise ChangelogError(f"{tp}: no progress at {await consumer.position(tp)} of {end}")
+
+
+def _source(headers: tuple[tuple[str, bytes], ...]) -> int:
+    for name, value in headers:
+        if name == SOURCE_HEADER:
+            return int.from_bytes(value, "big", signed=True)
+    raise ChangelogError("changelog record without source offset")
+
+
+def apply_delta(state: RocksState, stage: Stage, delta: Delta, end: int) -> None:
+    """Write the delta, derive the derived keys anew, and only then move the position."""
+    if delta.items:
+        state.load({key: value for key, (_, value) in delta.items.items()})
+        rederive(state, stage)
+    state.commit({}, Position(marker=delta.marker, changelog=end))
+
+
+def rederive(state: RocksState, stage: Stage) -> None:
+    """Delete all derived families and let the stage write them from the primary items, in key order."""
+    primary = set(stage.primary)
+    derived: dict[bytes, bytes | None] = {}
+    for family in range(META_FAMILY):
+        if family not in primary:
+            derived.update((key, None) for key, _ in state.scan(bytes([family]), bytes([family + 1])))
+    state.load(derived)
+    overlay = Overlay(state)
+    for family in sorted(primary):
+        for key, value in state.scan(bytes([family]), bytes([family + 1])):
+            stage.derive(overlay, key, value)
+    state.load(overlay.mutations)
+    stage.forget()
+
+
+async def restore(bootstrap: str, tp: TopicPartition, state: RocksState, stage: Stage) -> Mapping[str, float]:
+    """Bring `state` to the end of its changelog. Returns figures for the log line."""
+    started = time.monotonic()
+    delta, end = await read_delta(bootstrap, tp, state.position)
+    apply_delta(state, stage, delta, end)
+    seconds = time.monotonic() - started
+    figures = {"records": delta.records, "keys": len(delta.items), "end": end, "seconds": round(seconds, 3)}
+    log.info("restored", topic=tp.topic, partition=tp.partition, source=delta.marker.source, **figures)
+    return figures

@@ -1,0 +1,261 @@
+"""Running one stage over one partition, chunk by chunk, in the order of `streams.md` 2.
+
+States: restoring -> ready (seek to marker + 1) -> a chunk at a time -> closed. The *marker* in the database is the only
+truth about what has been applied; group commits follow it and are never believed. So whatever the consumer hands over
+is judged by its offsets: at or below the marker it is skipped, right behind it it is applied, and behind a gap it is
+refused and read again, unless the log itself has that gap. A worker that may have lost its partition drops the chunk
+and starts over with restoring. Any other error ends the process; the next start repeats the chunk.
+
+What can never happen: a chunk applied twice or out of order to one database, a marker without its mutations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from headrace_core.stage import Emission, Record, Stage
+from headrace_core.state import Overlay
+from headrace_streams import restore
+from headrace_streams.faults import Faults
+from headrace_streams.producer import Outlet, TooLarge, mutations_size
+from headrace_streams.stages import StageSpec
+from headrace_streams.store import Marker, Position, RocksState
+
+log = structlog.get_logger(__name__)
+
+REPLIES = "replies"
+SLICE_RECORDS = 200
+MAX_RESEEKS = 20
+OWNER_POLL_S = 0.2
+
+
+class Chunk(NamedTuple):
+    """Records of one partition as the consumer got them (aiokafka), and what to call when they are done with."""
+
+    records: Sequence[Any]
+    ack: Callable[[], None]
+
+
+class Dropped(Exception):
+    """Ownership of the partition is in doubt: nothing of the chunk was made durable by step 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all partitions of a worker share."""
+
+    bootstrap: str
+    prefix: str
+    data_dir: Path
+    outlet: Outlet
+    faults: Faults
+    owns: Callable[[], bool]
+    epoch: Callable[[], int]
+    seek: Callable[[str, int, int], Awaitable[None]]
+    fatal: Callable[[BaseException, str], None]
+
+
+class PartitionRunner:
+    """One stage on one partition. `start`, `submit` chunks, `close`."""
+
+    def __init__(self, spec: StageSpec, partition: int, around: Surroundings) -> None:
+        self.spec = spec
+        self.partition = partition
+        self.stage: Stage = spec.make()
+        self.state: RocksState | None = None
+        self.ready = False
+        self.busy = False
+        self.moved_at = time.monotonic()
+        self._around = around
+        self._queue: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        self._closing = False
+        self._reseeks = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def topic(self) -> str:
+        """Input topic."""
+        return self._around.prefix + self.spec.input
+
+    @property
+    def next_offset(self) -> int | None:
+        """Offset of the first record that is not applied yet; None before the state is restored."""
+        return self.state.position.marker.source + 1 if self.ready and self.state else None
+
+    @property
+    def idle(self) -> bool:
+        """Ready, with nothing handed over and nothing under way."""
+        return self.ready and not self.busy and self._queue.empty()
+
+    def start(self) -> None:
+        """Begin restoring; chunks are taken when that is done."""
+        self._task = asyncio.create_task(self._run(), name=f"{self.spec.name}-{self.partition}")
+
+    def submit(self, chunk: Chunk) -> None:
+        """Hand over the next chunk of the partition. The consumer bounds how many are under way."""
+        if self._closing:
+            chunk.ack()
+        else:
+            self._queue.put_nowait(chunk)
+
+    async def close(self) -> None:
+        """Finish the chunk under way, drop the others, close the database."""
+        self._closing = True
+        if self._task:
+            if self.ready:
+                self._queue.put_nowait(None)
+            else:
+                self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.ready = False
+        self._drop_queue()
+        if self.state:
+            self.state.close()
+            self.state = None
+
+    async def _run(self) -> None:
+        try:
+            while not self._closing:
+                await self._restore()
+                await self._work()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._around.fatal(error, f"{self.spec.name}-{self.partition}")
+
+    async def _restore(self) -> None:
+        while not self._around.owns():
+            await asyncio.sleep(OWNER_POLL_S)
+        if self.state is None:
+            self.state = RocksState(self._around.data_dir / self.spec.name / str(self.partition))
+        self.stage.forget()
+        changelog = TopicPartition(self._around.prefix + self.spec.changelog, self.partition)
+        await restore.restore(self._around.bootstrap, changelog, self.state, self.stage)
+        self.ready = True
+        self.moved_at = time.monotonic()
+        await self._seek()
+
+    async def _seek(self) -> None:
+        if (offset := self.next_offset) is not None and not self._closing:
+            await self._around.seek(self.topic, self.partition, offset)
+
+    async def _work(self) -> None:
+        while (chunk := await self._queue.get()) is not None and not self._closing:
+            self.busy = True
+            try:
+                await self._take(chunk)
+            except Dropped:
+                log.warning("chunk dropped: ownership in doubt", stage=self.spec.name, partition=self.partition)
+                self.ready = False
+                self._drop_queue()
+                return
+            finally:
+                self.busy = False
+                chunk.ack()
+            self._around.faults.passed(6)
+
+    def _drop_queue(self) -> None:
+        while not self._queue.empty():
+            if chunk := self._queue.get_nowait():
+                chunk.ack()
+
+    async def _take(self, chunk: Chunk) -> None:
+        """Step 1, and what is to be done if the chunk does not begin right behind the marker."""
+        done = self._position().marker.source
+        fresh = [_record(r) for r in chunk.records if r.offset > done]
+        if not fresh:
+            return
+        if fresh[0].offset > done + 1 and not await self._gap_is_in_the_log(done + 1, fresh[0].offset):
+            self._reseeks += 1
+            log.warning("gap, reading again", stage=self.spec.name, partition=self.partition, marker=done,
+                        got=fresh[0].offset)  # fmt: skip
+            if self._reseeks > MAX_RESEEKS:
+                raise RuntimeError(f"{self.topic}-{self.partition}: records {done + 1}.. are passed over")
+            await self._seek()
+            return
+        self._reseeks = 0
+        await self._apply_chunk(fresh)
+
+    async def _gap_is_in_the_log(self, expected: int, got: int) -> bool:
+        tp = TopicPartition(self.topic, self.partition)
+        reader = AIOKafkaConsumer(
+            bootstrap_servers=self._around.bootstrap, enable_auto_commit=False, auto_offset_reset="earliest"
+        )
+        await reader.start()
+        try:
+            reader.assign([tp])
+            reader.seek(tp, max(expected, (await reader.beginning_offsets([tp]))[tp]))
+            return bool((await reader.getone(tp)).offset >= got)
+        finally:
+            await reader.stop()
+
+    def _position(self) -> Position:
+        assert self.state is not None
+        return self.state.position
+
+    async def _apply_chunk(self, records: Sequence[Record]) -> None:
+        """Steps 2 to 6; a chunk whose mutations do not fit one record batch is halved before step 3."""
+        assert self.state is not None
+        overlay, emissions = await self._engine(records)
+        primary = {k: v for k, v in overlay.mutations.items() if k[0] in self.stage.primary}
+        if mutations_size(primary) > self._around.outlet.max_batch_bytes:
+            self.stage.forget()
+            if len(records) == 1:
+                raise TooLarge(f"{self.topic}-{self.partition}: one record, {len(primary)} mutations")
+            middle = len(records) // 2
+            await self._apply_chunk(records[:middle])
+            await self._apply_chunk(records[middle:])
+            return
+        self._around.faults.passed(2)
+        await self._make_durable(records, overlay, primary, emissions)
+
+    async def _engine(self, records: Sequence[Record]) -> tuple[Overlay, list[Emission]]:
+        """Step 2. The engine only sees the overlay; every `SLICE_RECORDS` records the loop gets its turn."""
+        assert self.state is not None
+        overlay = Overlay(self.state)
+        emissions: list[Emission] = []
+        for at in range(0, len(records), SLICE_RECORDS):
+            for record in records[at : at + SLICE_RECORDS]:
+                self.stage.apply(overlay, record, emissions.append)
+            await asyncio.sleep(0)
+        return overlay, emissions
+
+    async def _make_durable(
+        self,
+        records: Sequence[Record],
+        overlay: Overlay,
+        primary: dict[bytes, bytes | None],
+        emissions: list[Emission],
+    ) -> None:
+        assert self.state is not None
+        around = self._around
+        before = self.state.position.marker
+        clock = max(before.clock, max(record.append_ms for record in records))
+        marker = Marker(source=records[-1].offset, clock=clock, epoch=around.epoch())
+        self._check_owner()
+        await around.outlet.emit([e for e in emissions if e.topic != REPLIES], self.partition)
+        around.faults.passed(3)
+        self._check_owner()
+        end = await around.outlet.changelog(self.spec.changelog, self.partition, primary, marker)
+        around.faults.passed(4)
+        self.state.commit(overlay.mutations, Position(marker=marker, changelog=end))
+        self.moved_at = time.monotonic()
+        around.faults.passed(5)
+        await around.outlet.emit([e for e in emissions if e.topic == REPLIES], self.partition)
+
+    def _check_owner(self) -> None:
+        if not self._around.owns():
+            self.stage.forget()
+            raise Dropped
+
+
+def _record(raw: Any) -> Record:
+    return Record(raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, tuple(raw.headers))

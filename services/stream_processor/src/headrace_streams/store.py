@@ -1,0 +1,144 @@
+"""The State port on RocksDB: one database per stage and partition (`streams.md` 3).
+
+The database holds what the changelog says plus the derived keys, and, under one key that no stage may use, the
+*position*: marker (source offset, clock, epoch) and the changelog offset up to which the changelog is contained. Both
+change in the same WriteBatch as the state, so that whatever survives a crash is a state that once was.
+
+A database that cannot be opened is moved aside and rebuilt from the changelog; an error while it is in use ends the
+process, and the next start decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import structlog
+from rocksdict import BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch
+
+log = structlog.get_logger(__name__)
+
+META_FAMILY = 0xFF
+POSITION_KEY = b"\xff\xffposition"
+SHARED_CACHE_BYTES = 64 * 1024 * 1024
+WRITE_BUFFER_BYTES = 8 * 1024 * 1024
+WRITE_BATCH_RECORDS = 10_000
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """What has been applied: highest source offset, highest append time (ms), group generation that wrote it."""
+
+    source: int = -1
+    clock: int = 0
+    epoch: int = 0
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Marker of the state in a database, and the changelog offset to go on reading at."""
+
+    marker: Marker = Marker()
+    changelog: int = 0
+
+
+@cache
+def shared_cache() -> Cache:
+    """The one block cache of all databases of the process (the default would be one of 2 GiB each)."""
+    return Cache(SHARED_CACHE_BYTES)
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_max_write_buffer_number(2)
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(2)
+    options.set_max_open_files(256)
+    table = BlockBasedOptions()
+    table.set_block_cache(shared_cache())
+    table.set_bloom_filter(10, False)
+    options.set_block_based_table_factory(table)
+    return options
+
+
+class RocksState:
+    """State port over one RocksDB database. Not for two threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create. A damaged database is moved aside (`<name>.damaged-<ns>`) and an empty one created."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._db = self._open()
+        self._position = self._read_position()
+
+    def _open(self) -> Rdict:
+        try:
+            return Rdict(str(self.path), _options())
+        except Exception as error:
+            if "lock" in str(error).lower() or not self.path.exists():
+                raise
+            aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
+            self.path.rename(aside)
+            log.error("database damaged, rebuilding from the changelog", path=str(self.path), aside=str(aside),
+                      error=str(error))  # fmt: skip
+            return Rdict(str(self.path), _options())
+
+    def _read_position(self) -> Position:
+        raw = self._db.get(POSITION_KEY)
+        return Position() if raw is None else msgspec.json.decode(raw, type=Position)
+
+    @property
+    def position(self) -> Position:
+        """Marker and changelog offset of the state as it is on disk."""
+        return self._position
+
+    def get(self, key: bytes, /) -> bytes | None:
+        value: bytes | None = self._db.get(key)
+        return value
+
+    def put(self, key: bytes, value: bytes, /) -> None:
+        self._db.put(key, value)
+
+    def delete(self, key: bytes, /) -> None:
+        self._db.delete(key)
+
+    def scan(self, start: bytes, stop: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """`start <= key < stop` in byte order: the lower bound is a seek, the upper one is the iterator's own."""
+        if start >= stop:
+            return iter(())
+        bound = ReadOptions()
+        bound.set_iterate_upper_bound(stop)
+        items: Iterator[tuple[bytes, bytes]] = self._db.items(from_key=start, read_opt=bound)
+        return items
+
+    def commit(self, mutations: Mapping[bytes, bytes | None], position: Position) -> None:
+        """Write mutations (None = delete) and the position in one WriteBatch: all or nothing (`streams.md` 2.5)."""
+        batch = WriteBatch(raw_mode=True)
+        for key, value in mutations.items():
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        batch.put(POSITION_KEY, msgspec.json.encode(position))
+        self._db.write(batch)
+        self._position = position
+
+    def load(self, items: Mapping[bytes, bytes | None]) -> None:
+        """Write items in batches, without moving the position (restore)."""
+        batch = WriteBatch(raw_mode=True)
+        for key, value in items.items():
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+            if len(batch) >= WRITE_BATCH_RECORDS:
+                self._db.write(batch)
+                batch = WriteBatch(raw_mode=True)
+        self._db.write(batch)
+
+    def close(self) -> None:
+        """Close the database; the object is of no use afterwards."""
+        self._db.close()

@@ -1,0 +1,115 @@
+"""The topics a worker needs: created if missing, checked if there (`architecture.md`, Topics).
+
+Partition counts of a stage's input, its changelog and the other root-keyed topics are equal; a difference ends the
+start, because state and records of a root would no longer meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import structlog
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from headrace_core.errors import HeadraceError
+from headrace_streams.stages import StageSpec
+
+log = structlog.get_logger(__name__)
+
+ROOT_KEYED = ("raw", "routed", "batches")
+COMPACTED = ("entities", "registrations")
+ALREADY_EXISTS = 36
+VISIBLE_S = 30.0
+COMPACTION_LAG_MS = 60 * 60 * 1000
+TOMBSTONES_MS = 7 * 24 * 60 * 60 * 1000
+
+
+class TopicError(HeadraceError):
+    """A topic cannot be created or does not fit. Ends the start."""
+
+    code = "topic"
+
+
+def topic_config(logical: str, max_message_bytes: int) -> dict[str, str]:
+    """Topic settings by logical name."""
+    config = {"max.message.bytes": str(max_message_bytes)}
+    if logical in ROOT_KEYED:
+        config["message.timestamp.type"] = "LogAppendTime"
+    if logical in COMPACTED:
+        config["cleanup.policy"] = "compact"
+    if logical.endswith(".changelog"):
+        config |= {
+            "cleanup.policy": "compact",
+            "min.compaction.lag.ms": str(COMPACTION_LAG_MS),
+            "delete.retention.ms": str(TOMBSTONES_MS),
+        }
+    return config
+
+
+def wanted(specs: Iterable[StageSpec]) -> list[str]:
+    """Logical names of all topics of these stages, inputs first, each once."""
+    names = [name for spec in specs for name in ("raw", spec.input, *spec.outputs, spec.changelog)]
+    return list(dict.fromkeys(names))
+
+
+async def ensure(
+    bootstrap: str,
+    prefix: str,
+    specs: Sequence[StageSpec],
+    *,
+    partitions: int,
+    replication: int,
+    max_message_bytes: int,
+) -> int:
+    """Create what is missing, check what is there. Returns the partition count of the inputs.
+
+    Raises TopicError if partition counts differ or a topic cannot be created.
+    """
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        names = wanted(specs)
+        found = await _counts(admin, [prefix + name for name in names])
+        count = next((found[prefix + n] for n in ("raw", *(s.input for s in specs)) if prefix + n in found), partitions)
+        missing = [name for name in names if prefix + name not in found]
+        await _create(admin, prefix, missing, count, replication, max_message_bytes)
+        found = await _all_visible(admin, [prefix + name for name in names])
+        _check(prefix, names, found, count)
+        return count
+    finally:
+        await admin.close()
+
+
+async def _counts(admin: AIOKafkaAdminClient, topics: list[str]) -> dict[str, int]:
+    described = await admin.describe_topics(topics)
+    return {t["topic"]: len(t["partitions"]) for t in described if not t["error_code"] and t["partitions"]}
+
+
+async def _create(
+    admin: AIOKafkaAdminClient, prefix: str, names: list[str], partitions: int, replication: int, max_bytes: int
+) -> None:
+    if not names:
+        return
+    news = [
+        NewTopic(prefix + name, partitions, replication, topic_configs=topic_config(name, max_bytes)) for name in names
+    ]
+    response = await admin.create_topics(news)
+    for topic, code, *message in response.topic_errors:
+        if code not in (0, ALREADY_EXISTS):
+            raise TopicError(f"{topic}: error {code} {message}")
+    log.info("topics created", topics=[prefix + name for name in names], partitions=partitions)
+
+
+async def _all_visible(admin: AIOKafkaAdminClient, topics: list[str]) -> dict[str, int]:
+    async with asyncio.timeout(VISIBLE_S):
+        while len(found := await _counts(admin, topics)) < len(topics):
+            await asyncio.sleep(0.1)
+    return found
+
+
+def _check(prefix: str, names: Iterable[str], found: dict[str, int], count: int) -> None:
+    for name in names:
+        must_equal = name in ROOT_KEYED or name.endswith(".changelog")
+        if must_equal and found[prefix + name] != count:
+            raise TopicError(f"{prefix}{name} has {found[prefix + name]} partitions, the inputs {count}")

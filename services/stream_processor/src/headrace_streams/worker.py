@@ -1,0 +1,132 @@
+"""A worker: the runners of the partitions it has been assigned, and what Faust tells it about them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import Any
+
+import structlog
+
+from headrace_core.stage import Stage
+from headrace_streams.faults import Faults
+from headrace_streams.faust_internals import add_agent, make_app
+from headrace_streams.producer import Outlet
+from headrace_streams.runner import Chunk, PartitionRunner, Surroundings
+from headrace_streams.settings import StreamsSettings
+from headrace_streams.stages import StageSpec
+
+log = structlog.get_logger(__name__)
+
+OWNER_MARGIN_S = 2.0
+FATAL_EXIT = 70
+
+
+def fatal(error: BaseException, where: str) -> None:
+    """End the process at once: nothing more is acknowledged, the next start repeats the chunk (`streams.md` 1)."""
+    log.critical("fatal", where=where, error=repr(error), exc_info=error)
+    sys.stderr.flush()
+    os._exit(FATAL_EXIT)
+
+
+class Worker:
+    """Connects Faust's assignment to `PartitionRunner`s. `start`, then `stop`."""
+
+    def __init__(self, settings: StreamsSettings, specs: list[StageSpec], outlet: Outlet) -> None:
+        self._settings = settings
+        self._specs = {settings.prefix + spec.input: spec for spec in specs}
+        self.runners: dict[tuple[str, int], PartitionRunner] = {}
+        self.assigned_once = False
+        self.app = make_app(
+            group=settings.prefix + "streams", bootstrap=settings.kafka, data_dir=settings.data_dir, markers=self,
+            chunk_records=settings.chunk_records, session_timeout_s=settings.session_timeout_s,
+        )  # fmt: skip
+        self._around = Surroundings(
+            bootstrap=settings.kafka, prefix=settings.prefix, data_dir=settings.data_dir, outlet=outlet,
+            faults=Faults(settings.fault), owns=self.owns, epoch=lambda: max(0, self.app.consumer_generation_id or 0),
+            seek=self._seek, fatal=fatal,
+        )  # fmt: skip
+        for topic in self._specs:
+            add_agent(self.app, topic, self._submit)
+        self.app.on_partitions_assigned.connect(self._on_assigned)
+        self.app.on_partitions_revoked.connect(self._on_revoked)
+
+    def next_offset(self, topic: str, partition: int) -> int | None:
+        """Marker + 1 of a restored partition, else None (`faust_internals.Markers`)."""
+        runner = self.runners.get((topic, partition))
+        return runner.next_offset if runner else None
+
+    def owns(self) -> bool:
+        """Whether the group has heard of us recently enough that no other worker can have our partitions."""
+        silent = time.monotonic() - self.app.consumer.last_heartbeat
+        return bool(silent < self._settings.session_timeout_s - OWNER_MARGIN_S)
+
+    @property
+    def ready(self) -> bool:
+        """Assigned, and every assigned partition restored."""
+        return self.assigned_once and all(runner.ready for runner in self.runners.values())
+
+    def lag(self, runner: PartitionRunner) -> int | None:
+        """Records of the input that are not applied yet, as of the last fetch; None if not known."""
+        if (offset := runner.next_offset) is None:
+            return None
+        try:
+            highwater = self.app.consumer.highwater(_tp(runner))
+        except Exception:  # aiokafka raises for what is not, or no longer, assigned
+            return None
+        return None if highwater is None else max(0, int(highwater) - offset)
+
+    def stage_gauges(self) -> list[tuple[str, int, str, int]]:
+        """(stage, partition, name, value) of all ready partitions."""
+        rows = []
+        for runner in self.runners.values():
+            if runner.ready and runner.state is not None:
+                stage: Stage = runner.spec.make()
+                rows += [(stage.name, runner.partition, n, v) for n, v in stage.gauges(runner.state).items()]
+        return rows
+
+    async def start(self) -> None:
+        """Join the group. Returns when the first assignment is there."""
+        await self.app.start()
+
+    async def stop(self) -> None:
+        """Leave the group after the chunks under way, then close the databases."""
+        await self.app.stop()
+        await self._close(list(self.runners))
+
+    def _submit(self, event: Any) -> None:
+        runner = self.runners.get((event.message.topic, event.message.partition))
+        if runner is None:
+            event.ack()
+        else:
+            runner.submit(Chunk(event.value, event.ack))
+
+    async def _seek(self, topic: str, partition: int, offset: int) -> None:
+        tp = next((tp for tp in self.app.consumer.assignment() if tp == (topic, partition)), None)
+        if tp is not None:
+            await self.app.consumer.seek_wait({tp: offset})
+
+    async def _on_assigned(self, _app: Any, assigned: set[Any], **_: Any) -> None:
+        for tp in sorted(assigned):
+            spec = self._specs.get(tp.topic)
+            if spec is not None and (tp.topic, tp.partition) not in self.runners:
+                runner = PartitionRunner(spec, tp.partition, self._around)
+                self.runners[tp.topic, tp.partition] = runner
+                runner.start()
+        self.assigned_once = True
+        log.info("assigned", partitions=sorted(f"{t}-{p}" for t, p in self.runners))
+
+    async def _on_revoked(self, _app: Any, revoked: set[Any], **_: Any) -> None:
+        await self._close([(tp.topic, tp.partition) for tp in revoked])
+
+    async def _close(self, keys: list[tuple[str, int]]) -> None:
+        runners = [self.runners.pop(key) for key in keys if key in self.runners]
+        await asyncio.gather(*(runner.close() for runner in runners))
+
+
+def _tp(runner: PartitionRunner) -> Any:
+    from faust.types import TP
+
+    return TP(runner.topic, runner.partition)

@@ -1,0 +1,220 @@
+"""The chunk runner on a real Kafka (`streams.md` 6): whatever happens to a worker, counts are exact."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.support.streams_worker import Output, StreamsWorker, produce, read_all, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+
+PARTITIONS = 4
+ENGINE_FAILED = 70
+FAULT_EXIT = 86
+
+
+@pytest.fixture
+def worker(kafka: str, topic_prefix: str, tmp_path: Path) -> Iterator[StreamsWorker]:
+    one = StreamsWorker(kafka, topic_prefix, tmp_path / "data", tmp_path / "worker.log")
+    yield one
+    one.end()
+
+
+def records(count: int, keys: int = 200, start: int = 0) -> Iterator[tuple[int, bytes, bytes]]:
+    """`count` records whose keys stay in their partition."""
+    for i in range(start, start + count):
+        key = (i * 7919) % keys
+        yield key % PARTITIONS, b"k%d" % key, b"%d" % i
+
+
+def assert_exact(outputs: list[Output], total: int, keys: int = 200) -> None:
+    """Each input has its output, repeats are byte-equal, and each key was counted 1, 2, 3 ... without a hole."""
+    by_id: dict[bytes, Output] = {}
+    for output in outputs:
+        first = by_id.setdefault(output.id, output)
+        assert (first.partition, first.key, first.value) == (output.partition, output.key, output.value)
+    assert len(by_id) == total
+    counts = defaultdict(list)
+    for output in by_id.values():
+        counts[output.key].append(int(output.value))
+    expected = Counter(key for _, key, _ in records(total, keys))
+    assert {key: len(values) for key, values in counts.items()} == expected
+    assert all(values == list(range(1, len(values) + 1)) for values in counts.values())
+
+
+def run_dry(worker: StreamsWorker, total: int) -> None:
+    """Start without faults, apply everything, check the durable total, stop gracefully."""
+    worker.start().wait_ready()
+    worker.wait_applied(total)
+    assert worker.metric('headrace_stage{name="total"') == total
+    assert worker.terminate() == 0
+
+
+def test_kill_at_random_points_leaves_the_sum_exact_also_without_local_databases(worker: StreamsWorker) -> None:
+    total, dice = 50_000, random.Random(5)
+    worker.settings["CHUNK_RECORDS"] = "500"
+    worker.start().wait_ready()
+    feeder = Thread(target=lambda: produce(worker.kafka, worker.prefix + "raw", records(total)))
+    feeder.start()
+    for round_ in range(5):
+        goal = (round_ + 1) * 7_000 + dice.randrange(2_000)
+        until(lambda goal=goal: worker.applied() >= goal, f"progress, see {worker.log}")
+        time.sleep(dice.random() * 0.05)
+        worker.kill()
+        if round_ in (1, 3):
+            worker.delete_databases()
+        worker.start().wait_ready()
+    feeder.join()
+    worker.kill()
+    run_dry(worker, total)
+    assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total)
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 5, 6])
+def test_a_crash_after_any_step_repeats_outputs_only_byte_equal(worker: StreamsWorker, step: int) -> None:
+    total = 4_000
+    worker.settings["CHUNK_RECORDS"] = "200"
+    worker.start().wait_ready()
+    assert worker.terminate() == 0
+    produce(worker.kafka, worker.prefix + "raw", records(total))
+    worker.start(FAULT=f"{step}:5")
+    assert worker.running.wait(60) == FAULT_EXIT
+    run_dry(worker, total)
+    assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total)
+
+
+def test_graceful_stops_apply_every_offset_once_and_repeat_nothing(worker: StreamsWorker) -> None:
+    total = 20_000
+    worker.settings["CHUNK_RECORDS"] = "300"
+    worker.start().wait_ready()
+    feeder = Thread(target=lambda: produce(worker.kafka, worker.prefix + "raw", records(total)))
+    feeder.start()
+    for goal in (3_000, 9_000):
+        worker.wait_applied(goal)
+        assert worker.terminate() == 0
+        worker.start().wait_ready()
+    feeder.join()
+    worker.wait_applied(total)
+    assert worker.terminate() == 0
+    outputs = read_all(worker.kafka, worker.prefix + "routed")
+    assert len(outputs) == total
+    assert_exact(outputs, total)
+
+
+def test_an_exception_in_the_engine_ends_the_process_and_the_record_is_repeated(worker: StreamsWorker) -> None:
+    worker.start().wait_ready()
+    produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", b"1"), (0, b"k0", b"boom")])
+    assert worker.running.wait(30) == ENGINE_FAILED
+    worker.start()
+    assert worker.running.wait(60) == ENGINE_FAILED
+    assert {output.id for output in read_all(worker.kafka, worker.prefix + "routed")} <= {b"counting:0:0:0"}
+
+
+def test_a_restored_state_equals_the_one_that_was_lost(worker: StreamsWorker) -> None:
+    total = 30_000
+    worker.start().wait_ready()
+    produce(worker.kafka, worker.prefix + "raw", records(total, keys=5_000))
+    worker.wait_applied(total)
+    assert worker.terminate() == 0
+    before = worker.snapshot()
+    worker.delete_databases()
+    worker.start().wait_ready()
+    assert worker.terminate() == 0
+    assert worker.snapshot() == before
+    assert sum(len(items) for items in before.values()) == 2 * 5_000 + PARTITIONS
+
+
+def test_a_chunk_whose_mutations_do_not_fit_one_batch_is_split(worker: StreamsWorker) -> None:
+    total, keys = 16_000, 16_000
+    worker.settings["MAX_REQUEST_BYTES"] = str(64 * 1024)
+    worker.start().wait_ready()
+    assert worker.terminate() == 0
+    produce(worker.kafka, worker.prefix + "raw", records(total, keys))
+    run_dry(worker, total)
+    assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total, keys)
+
+
+def test_ticks_come_while_something_waits_and_end_with_it(worker: StreamsWorker) -> None:
+    worker.settings["TICK_INTERVAL_MS"] = "100"
+    worker.start().wait_ready()
+    produce(worker.kafka, worker.prefix + "raw", [(2, b"k2", b"wait")])
+    until(lambda: worker.metric('headrace_stage{name="ticks",partition="2"') >= 5, "five ticks", 20)
+    produce(worker.kafka, worker.prefix + "raw", [(2, b"k2", b"done")])
+    until(lambda: worker.metric('headrace_stage{name="total"') == 2, "done applied")
+    assert worker.metric('headrace_stage{name="ticks",partition="[013]"') == 0
+    ticks = worker.metric('headrace_stage{name="ticks"')
+    time.sleep(1)  # ten intervals: silence is what is to be seen
+    assert worker.metric('headrace_stage{name="ticks"') <= ticks + 1
+
+
+def test_a_full_partition_does_not_hold_up_a_quiet_one(worker: StreamsWorker) -> None:
+    worker.start().wait_ready()
+    raw = worker.prefix + "raw"
+    flood = Thread(target=lambda: produce(worker.kafka, raw, ((0, b"k0", b"x" * 100) for _ in range(60_000))))
+    flood.start()
+    sent = []
+    for i in range(20):
+        sent.append(time.time() * 1000)
+        produce(worker.kafka, raw, [(1, b"k1", b"%d" % i)])
+        time.sleep(0.05)
+    flood.join()
+    worker.wait_applied(60_020)
+    assert worker.terminate() == 0
+    outputs = read_all(worker.kafka, worker.prefix + "routed")
+    quiet = sorted((o for o in outputs if o.partition == 1), key=lambda o: int(o.value))
+    latencies = [output.append_ms - at for output, at in zip(quiet, sent, strict=True)]
+    assert max(latencies) < 3_000, latencies
+
+
+def test_a_second_worker_joins_and_leaves_without_loss_or_double_state(worker: StreamsWorker, tmp_path: Path) -> None:
+    total = 40_000
+    worker.settings["CHUNK_RECORDS"] = "500"
+    worker.start().wait_ready()
+    feeder = Thread(target=lambda: produce(worker.kafka, worker.prefix + "raw", records(total)))
+    feeder.start()
+    second = StreamsWorker(worker.kafka, worker.prefix, tmp_path / "data2", tmp_path / "worker2.log")
+    try:
+        for end in (second.terminate, second.kill):
+            second.start().wait_ready()
+            until(lambda: second.applied() > 0 or worker.applied() >= total, "the second one has work")
+            end()
+    finally:
+        second.end()
+    feeder.join()
+    worker.wait_applied(total)
+    assert worker.terminate() == 0
+    assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total)
+
+
+def test_a_worker_that_slept_past_its_session_cannot_spoil_its_successors_state(
+    worker: StreamsWorker, tmp_path: Path
+) -> None:
+    total = 40_000
+    worker.settings["CHUNK_RECORDS"] = "500"
+    worker.start().wait_ready()
+    second = StreamsWorker(worker.kafka, worker.prefix, tmp_path / "data2", tmp_path / "worker2.log")
+    produce(worker.kafka, worker.prefix + "raw", records(total // 2))
+    until(lambda: worker.applied() > 1_000, "work under way")
+    os.kill(worker.running.pid, signal.SIGSTOP)
+    try:
+        second.start().wait_ready()
+        second.wait_applied(total // 2)
+        os.kill(worker.running.pid, signal.SIGCONT)
+        produce(worker.kafka, worker.prefix + "raw", records(total // 2, start=total // 2))
+        until(lambda: worker.applied() + second.applied() >= total, "all applied")
+        assert second.terminate() == 0
+    finally:
+        worker.end()
+        second.end()
+    worker.delete_databases()
+    run_dry(worker, total)
+    assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total)

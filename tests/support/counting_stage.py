@@ -1,0 +1,60 @@
+"""A small real stage for the runner's tests: counts records per key and emits the count of each record.
+
+Families: `c` + key -> count (primary), `t` -> total (primary), `n` + count + key (derived, an index by count).
+A record with the value `boom` raises, as a broken engine would; `wait` makes the stage want ticks until `done`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from headrace_core.stage import Emission, Record, header
+from headrace_core.state import State
+
+
+class CountingStage:
+    """See the module."""
+
+    name = "counting"
+    primary = b"ctw"
+    input = "raw"
+    outputs = ("routed",)
+
+    def apply(self, state: State, record: Record, emit: Callable[[Emission], None]) -> None:
+        if header(record.headers, "kind") == b"tick":
+            state.put(b"tticks", _int(_of(state.get(b"tticks")) + 1))
+            return
+        if record.value == b"boom":
+            raise RuntimeError("boom")
+        if record.value in (b"wait", b"done"):
+            state.put(b"w", record.value)
+        key = record.key or b""
+        old = _of(state.get(b"c" + key))
+        new = old + 1
+        state.delete(b"n" + _int(old) + key)
+        state.put(b"n" + _int(new) + key, b"")
+        state.put(b"c" + key, _int(new))
+        state.put(b"t", _int(_of(state.get(b"t")) + 1))
+        name = f"counting:{record.partition}:{record.offset}:0".encode()
+        emit(Emission("routed", key, b"%d" % new, (("id", name),), record.partition))
+
+    def derive(self, state: State, key: bytes, value: bytes) -> None:
+        if key[:1] == b"c":
+            state.put(b"n" + value + key[1:], b"")
+
+    def next_due(self, state: State) -> int | None:
+        return 0 if state.get(b"w") == b"wait" else None
+
+    def gauges(self, state: State) -> Mapping[str, int]:
+        return {"total": _of(state.get(b"t")), "ticks": _of(state.get(b"tticks"))}
+
+    def forget(self) -> None:
+        """There are no caches."""
+
+
+def _int(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def _of(value: bytes | None) -> int:
+    return int.from_bytes(value or b"", "big")

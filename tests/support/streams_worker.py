@@ -1,0 +1,188 @@
+"""A stream processor as a child process, and what a test wants to know about its topics."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from headrace_streams.store import POSITION_KEY, RocksState
+
+REPOSITORY = Path(__file__).parents[2]
+COUNTING = "tests.support.counting_stage:CountingStage"
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Wait for a condition with a deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+@dataclass
+class StreamsWorker:
+    """One worker; `start` it, end it, `start` it again on the same data."""
+
+    kafka: str
+    prefix: str
+    data_dir: Path
+    log: Path
+    stages: str = COUNTING
+    settings: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **settings: str) -> StreamsWorker:
+        """Start; `settings` are those of this run only, by upper-case name."""
+        self.port = free_port()
+        values = {
+            "KAFKA": self.kafka, "PREFIX": self.prefix, "DATA_DIR": str(self.data_dir), "STAGES": self.stages,
+            "HTTP_PORT": str(self.port), "SESSION_TIMEOUT_S": "6", **self.settings, **settings,
+        }  # fmt: skip
+        env = {**os.environ, **{f"HEADRACE_STREAMS_{name}": value for name, value in values.items()}}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "headrace_streams"], cwd=REPOSITORY, env=env, stderr=log
+            )
+        return self
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        assert self.process is not None
+        return self.process
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
+            body: bytes = response.read()
+            return body.decode()
+
+    def ready(self) -> bool:
+        """Whether all assigned partitions are restored."""
+        try:
+            return bool(json.loads(self._get("/readyz"))["ready"])
+        except OSError:
+            return False
+
+    def wait_ready(self, seconds: float = 60) -> StreamsWorker:
+        """Wait for `ready`."""
+        until(self.ready, f"ready, see {self.log}", seconds)
+        return self
+
+    def metric(self, pattern: str) -> int:
+        """Sum of all samples whose name and labels match; 0 if the worker does not answer."""
+        try:
+            lines = self._get("/metrics").splitlines()
+        except OSError:
+            return 0
+        return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if re.match(pattern, line))
+
+    def applied(self) -> int:
+        """Sum of the next offsets of all partitions: how many records have been applied."""
+        return self.metric("headrace_stage_offset")
+
+    def wait_applied(self, records: int, seconds: float = 120) -> None:
+        """Wait until that many records of the input are applied."""
+        until(lambda: self.applied() >= records, f"{records} records, see {self.log}", seconds)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.running.kill()
+        self.running.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.running.terminate()
+        return self.running.wait(40)
+
+    def end(self) -> None:
+        """Make sure that nothing is left running."""
+        if self.process and self.process.poll() is None:
+            self.kill()
+
+    def delete_databases(self) -> None:
+        """As after a loss of the disk."""
+        shutil.rmtree(self.data_dir)
+
+    def snapshot(self, stage: str = "counting") -> dict[int, dict[bytes, bytes]]:
+        """The databases of a worker that is not running, without their positions."""
+        states = {}
+        for path in sorted((self.data_dir / stage).iterdir()):
+            state = RocksState(path)
+            items = dict(state.scan(b"", b"\xff" * 32))
+            items.pop(POSITION_KEY)
+            states[int(path.name)] = items
+            state.close()
+        return states
+
+
+def produce(kafka: str, topic: str, records: Iterable[tuple[int, bytes, bytes]]) -> int:
+    """Write (partition, key, value) records and wait until all are there. Returns how many."""
+    errors: list[str] = []
+    producer = Producer({"bootstrap.servers": kafka, "acks": "all", "enable.idempotence": True, "linger.ms": 5})
+    count = 0
+    for partition, key, value in records:
+        while True:
+            try:
+                producer.produce(
+                    topic, key=key, value=value, partition=partition,
+                    on_delivery=lambda error, _: errors.append(str(error)) if error else None,
+                )  # fmt: skip
+                break
+            except BufferError:
+                producer.poll(0.1)
+        count += 1
+    assert producer.flush(60) == 0
+    assert not errors, errors[:3]
+    return count
+
+
+@dataclass(frozen=True)
+class Output:
+    """One record of an output topic."""
+
+    id: bytes
+    partition: int
+    key: bytes
+    value: bytes
+    append_ms: int
+
+
+def read_all(kafka: str, topic: str, partitions: int = 4) -> list[Output]:
+    """All records of a topic, per partition in order."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "test-reader", "enable.auto.commit": False})
+    outputs = []
+    try:
+        for partition in range(partitions):
+            tp = TopicPartition(topic, partition, OFFSET_BEGINNING)
+            first, end = consumer.get_watermark_offsets(tp, timeout=20)
+            consumer.assign([TopicPartition(topic, partition, first)])
+            got = 0
+            while got < end - first:
+                for message in consumer.consume(1_000, timeout=0.2):
+                    assert message.error() is None, message.error()
+                    got += 1
+                    ids = dict(message.headers() or [])
+                    outputs.append(Output(ids["id"], partition, message.key(), message.value(), message.timestamp()[1]))
+    finally:
+        consumer.close()
+    return outputs
