@@ -31,7 +31,8 @@ _LONGEST_WAIT_S = 30.0
 
 
 class BatchWriter:
-    """`stopping` says whether the job was told to stop; a wait for a sink that is down then ends at once."""
+    """`stopping` says whether the job was told to stop; a wait for a sink that is down then ends. `advanced` is
+    called after each request."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class BatchWriter:
         pacer: Pacer,
         *,
         stopping: Callable[[], bool] = lambda: False,
+        advanced: Callable[[], None] = lambda: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._settings = settings
@@ -50,6 +52,7 @@ class BatchWriter:
         self._outbox = outbox
         self._pacer = pacer
         self._stopping = stopping
+        self._advanced = advanced
         self._sleep = sleep
 
     def done(self, batch: Batch) -> bool:
@@ -84,6 +87,7 @@ class BatchWriter:
         total = Outcome()
         for request in planned.requests:
             total += written.get(request.id) or self._paced(batch, request)
+            self._advanced()
         return total
 
     def _paced(self, batch: Batch, request: Request) -> Outcome:

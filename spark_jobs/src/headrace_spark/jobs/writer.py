@@ -34,6 +34,7 @@ from headrace_spark.sinks.sqlite import SqliteSink
 from headrace_spark.writing import BatchWriter
 
 CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+_PATIENCE_MS: Final = 30_000
 _log = structlog.get_logger("headrace_spark")
 
 
@@ -91,7 +92,7 @@ class _Job:
         self.ledger = Ledger(Database(settings.state_dsn), settings.job, settings.seen_retention_ms)
         self.sink = _sink(settings)
         self.pacer = Pacer(settings.usable)
-        self.progress = Progress(5 * settings.trigger_ms + settings.sink_down_max_ms)
+        self.progress = Progress(max(5 * settings.trigger_ms, _PATIENCE_MS))
         self.writer = BatchWriter(
             settings,
             self.ledger,
@@ -99,6 +100,7 @@ class _Job:
             KafkaOutbox(settings.kafka, settings.dead_letter_topic),
             self.pacer,
             stopping=self.stop.is_set,
+            advanced=self.progress.advance,
         )
 
     def limit(self, partitions: int) -> int:
