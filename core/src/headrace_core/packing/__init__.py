@@ -1,1 +1,7 @@
-"""At most M measurements a request, in order (`packing.md`)."""
+"""Measurements of a lane into batches of at most `max` (packing.md)."""
+
+from headrace_core.packing.ids import batch_id, shuffled_batch_id, shuffled_lane, subject_of
+from headrace_core.packing.packer import UNTIMED, pack
+from headrace_core.packing.settings import PackingSettings
+
+__all__ = ["UNTIMED", "PackingSettings", "batch_id", "pack", "shuffled_batch_id", "shuffled_lane", "subject_of"]

@@ -1,0 +1,421 @@
+"""Resources: how much this instance may use now (capacity.md 12).
+
+`ProvisionedResource` is fixed and for this process alone. `SharedResource` holds a reserve and partitions, each until
+a local deadline: at the deadline nothing of it counts any more. `agent.py` moves partitions in and out of it.
+
+The engine asks a resource for `held_units`, `max_units` and `factor` (adaptive, in thousandths), and tells it what is
+wanted. Times are milliseconds of the caller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headrace_core.capacity.errors import (
+    CapacityConfig,
+    ImproperOrder,
+    PartitionsOutOfRange,
+    SharedCapacityNotProvisioned,
+    UndefinedLeaseStore,
+    UndefinedSharedCapacity,
+)
+from headrace_core.capacity.events import EventLog
+from headrace_core.capacity.units import Amount, Units, amount, is_zero, units
+
+MAX_PARTITIONS = 500
+WHOLE = 1000
+"""The adaptive factor 1.0, in thousandths."""
+
+
+class RateLimiter(Protocol):
+    """What users may ask a resource, in units per second; `head`: units of the operation at the head."""
+
+    @property
+    def capacity(self) -> int | dict[str, int]: ...
+    @property
+    def max_capacity(self) -> int | dict[str, int]: ...
+    def request(self, cost: Amount, head: Amount = 0) -> None: ...
+    def throttled(self, share: float) -> None: ...
+
+
+class Resource:
+    """Base of both. Events wait in `log` until they are taken."""
+
+    def __init__(self) -> None:
+        self.log = EventLog()
+        self.factor = WHOLE
+        self.used_units: Units = {}
+        self.throttled_share = 0.0
+        self.started = False
+        self.pause_until_ms: int | None = None
+        self.pause_wanted_ms = 0
+
+    @property
+    def held_units(self) -> dict[str, int]:
+        raise NotImplementedError
+
+    @property
+    def max_units(self) -> dict[str, int]:
+        raise NotImplementedError
+
+    @property
+    def capacity(self) -> int | dict[str, int]:
+        """Capacity held, units per second."""
+        return amount(self.held_units)
+
+    @property
+    def max_capacity(self) -> int | dict[str, int]:
+        """The most that could ever be held, units per second."""
+        return amount(self.max_units)
+
+    def start(self, now_ms: int = 0) -> None:  # noqa: ARG002
+        """Begin; a second call does nothing."""
+        if not self.started:
+            self.started = True
+            self.log.emit("capacity", self.capacity)
+
+    def stop(self, now_ms: int = 0) -> None:
+        """Give everything back; event `shutdown`."""
+        self.give_back(now_ms)
+        if self.started:
+            self.started = False
+            self.log.emit("shutdown")
+
+    def request(self, cost: Amount, head: Amount = 0) -> None:
+        raise NotImplementedError
+
+    def throttled(self, share: float) -> None:
+        """Share of refused or timed-out requests of the last second, 0 to 1, for the adaptive factor."""
+        self.throttled_share = max(0.0, min(1.0, share))
+
+    def pause(self, length_ms: int) -> None:
+        """Ask that every instance pauses; a fixed resource has only this one."""
+        self.pause_wanted_ms = max(self.pause_wanted_ms, length_ms)
+
+    def take_pause(self) -> int | None:
+        """End of a pause that the store asked for, once."""
+        until, self.pause_until_ms = self.pause_until_ms, None
+        return until
+
+    def expire(self, now_ms: int) -> None:
+        """Let go of what ends at `now_ms` or before."""
+
+    def next_deadline_ms(self) -> int | None:
+        return None
+
+    def give_back(self, now_ms: int) -> None:
+        """The batcher has stopped: want nothing, use nothing."""
+
+    def set_shared_capacity(self, capacity: Amount) -> None:  # noqa: ARG002
+        raise SharedCapacityNotProvisioned("a fixed resource has no shared capacity")
+
+    def set_reserved_capacity(self, capacity: Amount) -> None:  # noqa: ARG002
+        raise SharedCapacityNotProvisioned("a fixed resource has no reserve")
+
+
+class ProvisionedResource(Resource):
+    """Capacity held = max capacity = `capacity` units per second, from construction on."""
+
+    def __init__(self, capacity: Amount) -> None:
+        super().__init__()
+        self._capacity = units(capacity, "capacity")
+
+    @property
+    def held_units(self) -> dict[str, int]:
+        return self._capacity
+
+    @property
+    def max_units(self) -> dict[str, int]:
+        return self._capacity
+
+    def set_capacity(self, capacity: Amount) -> None:
+        """Change it at run time. Raises CapacityConfig if the dimensions differ."""
+        changed = units(capacity, "capacity")
+        if changed.keys() != self._capacity.keys():
+            raise CapacityConfig("capacity", "the dimensions are fixed")
+        self._capacity = changed
+        self.log.emit("capacity", self.capacity)
+
+    def request(self, cost: Amount, head: Amount = 0) -> None:  # noqa: ARG002
+        self.log.emit("target", cost if isinstance(cost, int) else dict(cost))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedConfig:
+    """What a store must know of a shared resource. `partitions` is given instead of `factor` with dimensions."""
+
+    name: str = "default"
+    shared_capacity: Amount | None = None
+    factor: int = 1
+    partitions: int | None = None
+    reserved_capacity: Amount = 0
+    max_instances: int = 1
+    total_capacity: Amount | None = None
+    weight: int = 1
+    ramp: tuple[int, int] | None = None
+    adaptive: bool = False
+    safe_capacity: int = 0
+
+    def __post_init__(self) -> None:
+        if self.shared_capacity is None:
+            raise UndefinedSharedCapacity("shared_capacity must be given")
+        for name, least in (("factor", 1), ("weight", 1), ("max_instances", 1), ("safe_capacity", 0)):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
+                raise CapacityConfig(name, f"must be an integer of {least} or more")
+        if isinstance(self.shared_capacity, Mapping) != (self.partitions is not None):
+            raise CapacityConfig("partitions", "must be given exactly with several dimensions")
+        self.check_total(units(self.shared_capacity, "shared_capacity"), self.reserve_units)
+
+    @property
+    def shared_units(self) -> dict[str, int]:
+        assert self.shared_capacity is not None, "checked at construction"
+        return units(self.shared_capacity, "shared_capacity")
+
+    @property
+    def reserve_units(self) -> dict[str, int]:
+        if self.reserved_capacity == 0:
+            return dict.fromkeys(self.shared_units, 0)
+        reserve = units(self.reserved_capacity, "reserved_capacity")
+        if reserve.keys() != self.shared_units.keys():
+            raise CapacityConfig("reserved_capacity", "must have the dimensions of shared_capacity")
+        return reserve
+
+    def check_total(self, shared: Units, reserved: Units) -> None:
+        """shared + max_instances x reserved <= total, where a total is given (capacity.md 2)."""
+        if self.total_capacity is None:
+            return
+        total = units(self.total_capacity, "total_capacity")
+        for name, value in shared.items():
+            if value + self.max_instances * reserved.get(name, 0) > total.get(name, 0):
+                raise CapacityConfig("total_capacity", "is below shared + max_instances x reserved")
+
+
+def partition_count(config: SharedConfig, shared: Units) -> int:
+    """Raises PartitionsOutOfRange above 500: capacity is never cut silently."""
+    if config.partitions is not None:
+        count = config.partitions
+    else:
+        count = max(-(-value // config.factor) for value in shared.values())
+    if not 0 <= count <= MAX_PARTITIONS:
+        raise PartitionsOutOfRange(f"{count} partitions; at most {MAX_PARTITIONS}")
+    return count
+
+
+def partition_worth(config: SharedConfig, shared: Units, index: int) -> dict[str, int]:
+    """Units per second of partition `index`; the last one is worth the remainder (capacity.md 12, 15)."""
+    if config.partitions is None:
+        return {name: max(0, min(config.factor, s - index * config.factor)) for name, s in shared.items()}
+    if index >= config.partitions:
+        return dict.fromkeys(shared, 0)
+    p = config.partitions
+    return {name: (index + 1) * s // p - index * s // p for name, s in shared.items()}
+
+
+def partitions_for(config: SharedConfig, shared: Units, need: Units) -> int:
+    """Partitions wanted for `need` units per second, at most all; the largest of the dimensions decides."""
+    count, wanted = partition_count(config, shared), 0
+    for name, value in need.items():
+        if value <= 0:
+            continue
+        if config.partitions is None:
+            wanted = max(wanted, -(-value // config.factor))
+        else:
+            s = shared.get(name, 0)
+            wanted = max(wanted, -(-value * config.partitions // s) if s else count)
+    return min(wanted, count)
+
+
+@dataclass(slots=True)
+class Held:
+    partition: int
+    epoch: int
+    worth: dict[str, int]
+    deadline_ms: int | None = field(default=None)
+
+
+class SharedResource(Resource):
+    """The client's side of a shared capacity. `store` provisions it; `lease_reserve` False: the reserve is set aside
+    outside the leases and held from the start. Not safe for threads: the front end holds its lock."""
+
+    def __init__(self, store: Any, *, lease_reserve: bool = True, **config: Any) -> None:
+        super().__init__()
+        if store is None:
+            raise UndefinedLeaseStore("a shared resource needs a lease store")
+        self.config = SharedConfig(**config)
+        self.store = store
+        self._shared = self.config.shared_units
+        self._reserve = self.config.reserve_units
+        self._lease_reserve = lease_reserve
+        self._reserve_until_ms: int | None = None
+        self._held: list[Held] = []
+        self._reported: dict[str, int] | None = None
+        self._need: Units = {}
+        self._ending = False
+        self.safe = False
+        self.wanted = 0
+        self.head_partitions = 0
+
+    @property
+    def max_units(self) -> dict[str, int]:
+        return {name: value + self._reserve.get(name, 0) for name, value in self._shared.items()}
+
+    @property
+    def held_units(self) -> dict[str, int]:
+        total = dict.fromkeys(self._shared, 0)
+        for name in total:
+            total[name] += self._reserve.get(name, 0) if self.has_reserve else 0
+            total[name] += sum(held.worth.get(name, 0) for held in self._held)
+            total[name] = max(total[name], self.config.safe_capacity) if self.safe else total[name]
+        return total
+
+    @property
+    def shared_units(self) -> dict[str, int]:
+        """The configured shared capacity."""
+        return self._shared
+
+    @property
+    def partitions(self) -> int:
+        return partition_count(self.config, self._shared)
+
+    @property
+    def has_reserve(self) -> bool:
+        if not self._lease_reserve:
+            return self.started
+        return self._reserve_until_ms is not None
+
+    @property
+    def wants_reserve(self) -> bool:
+        return self._lease_reserve and not self._ending and not is_zero(self._reserve)
+
+    def held(self) -> list[tuple[int, int, int | dict[str, int], int | None]]:
+        """(partition, epoch, worth in units per second, local deadline in ms), oldest first."""
+        return [(h.partition, h.epoch, amount(h.worth), h.deadline_ms) for h in self._held]
+
+    def start(self, now_ms: int = 0) -> None:  # noqa: ARG002
+        """Create what the store needs; a second call does nothing. Raises PartitionsOutOfRange."""
+        if self.started:
+            return
+        self._provision(self._shared)
+        self.started = True
+        self.report_capacity(always=True)
+
+    def request(self, cost: Amount, head: Amount = 0) -> None:
+        """Units per second wanted, and of the operation that waits at the head. Takes effect at the next exchange."""
+        cost_units, head_units = units(cost, "cost"), units(head, "head")
+        above = {name: max(0, value - self._reserve.get(name, 0)) for name, value in cost_units.items()}
+        head_above = {name: max(0, value - self._reserve.get(name, 0)) for name, value in head_units.items()}
+        self._need = {n: max(above.get(n, 0), head_above.get(n, 0)) for n in above.keys() | head_above.keys()}
+        self.head_partitions = partitions_for(self.config, self._shared, head_above)
+        self.wanted = partitions_for(self.config, self._shared, self._need)
+        self.log.emit("target", amount(above), partitions=self.wanted)
+
+    def release_surplus(self) -> list[tuple[int, int]]:
+        """Stop using what is above the need: first what is worth nothing, then the newest (capacity.md 12)."""
+        released = []
+        while len(self._held) > self.wanted:
+            index = max(range(len(self._held)), key=lambda i: (is_zero(self._held[i].worth), i))
+            released.append(self._let_go(index))
+        self.report_capacity()
+        return released
+
+    def accept(self, grants: Iterable[tuple[int, int, Amount]], deadline_ms: int | None) -> None:
+        """Hold or renew (partition, epoch, worth) until `deadline_ms` (None: no end)."""
+        by_index = {held.partition: held for held in self._held}
+        for partition, epoch, worth in grants:
+            held = by_index.get(partition)
+            if held is None:
+                held = Held(partition, epoch, {})
+                self._held.append(held)
+                self.log.emit("allocated", partition)
+            held.epoch, held.worth, held.deadline_ms = epoch, units(worth, "worth"), deadline_ms
+
+    def hold_reserve(self, until_ms: int | None) -> None:
+        """The reserve slot is leased until then; None: denied."""
+        if until_ms is None and self.wants_reserve and self._reserve_until_ms is None:
+            self.log.emit("reserve-denied")
+        self._reserve_until_ms = until_ms
+
+    def drop(self, dropped: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Stop using these at once; returns those that were held with that epoch."""
+        asked = set(dropped)
+        indexes = [i for i, h in enumerate(self._held) if (h.partition, h.epoch) in asked]
+        return [self._let_go(i) for i in reversed(indexes)]
+
+    def expire(self, now_ms: int) -> None:
+        """At its deadline a partition counts no more, in the same millisecond (capacity.md 13 rule 5)."""
+        for index in reversed(range(len(self._held))):
+            deadline_ms = self._held[index].deadline_ms
+            if deadline_ms is not None and deadline_ms <= now_ms:
+                self._let_go(index)
+        if self._reserve_until_ms is not None and self._reserve_until_ms <= now_ms:
+            self._reserve_until_ms = None
+        self.report_capacity()
+
+    def next_deadline_ms(self) -> int | None:
+        deadlines = [h.deadline_ms for h in self._held if h.deadline_ms is not None]
+        if self._reserve_until_ms is not None:
+            deadlines.append(self._reserve_until_ms)
+        return min(deadlines, default=None)
+
+    def give_back(self, now_ms: int) -> None:  # noqa: ARG002
+        self._ending = True
+        self.wanted = self.head_partitions = 0
+        self._need = {}
+
+    def learn(self, effective: Units, most: Units | None = None) -> None:
+        """What the store says: the shared capacity in force, and the most there could be (reserve included).
+
+        They differ while a ramp climbs. Raises PartitionsOutOfRange and changes nothing if there are too many.
+        """
+        shared = effective if most is None else {n: v - self._reserve.get(n, 0) for n, v in most.items()}
+        partition_count(self.config, shared)
+        self._shared = dict(shared)
+        for held in self._held:
+            held.worth = partition_worth(self.config, effective, held.partition)
+        self.wanted = partitions_for(self.config, shared, self._need)
+
+    def learn_reserve(self, reserve: Units) -> None:
+        """The reserve of each instance, as the store knows it."""
+        self._reserve = {name: reserve.get(name, 0) for name in self._shared}
+
+    def set_shared_capacity(self, capacity: Amount) -> None:
+        """The resource has a new shared capacity. Raises PartitionsOutOfRange, CapacityConfig; then nothing changed."""
+        shared = units(capacity, "shared_capacity")
+        if shared.keys() != self._shared.keys():
+            raise CapacityConfig("shared_capacity", "the dimensions are fixed")
+        self.config.check_total(shared, self._reserve)
+        partition_count(self.config, shared)
+        self._provision(shared)
+        self.learn(shared)
+        self.report_capacity(always=True)
+
+    def set_reserved_capacity(self, capacity: Amount) -> None:
+        """New reserve of this instance. Raises CapacityConfig, and ImproperOrder before start; then nothing changed."""
+        if not self.started:
+            raise ImproperOrder("the resource is not started")
+        reserve = units(capacity, "reserved_capacity")
+        if reserve.keys() != self._shared.keys():
+            raise CapacityConfig("reserved_capacity", "must have the dimensions of shared_capacity")
+        self.config.check_total(self._shared, reserve)
+        self._reserve = reserve
+        self.report_capacity(always=True)
+
+    def report_capacity(self, *, always: bool = False) -> None:
+        """Event `capacity`, if it changed since the last one."""
+        held = self.held_units
+        if always or held != self._reported:
+            self._reported = held
+            self.log.emit("capacity", amount(held))
+
+    def _provision(self, shared: Units) -> None:
+        count = partition_count(self.config, shared)
+        self.log.emit("provision-start", count)
+        self.store.provision(self.config)
+        self.log.emit("provision-done", count)
+
+    def _let_go(self, index: int) -> tuple[int, int]:
+        held = self._held.pop(index)
+        self.log.emit("released", held.partition)
+        return held.partition, held.epoch
