@@ -17,7 +17,7 @@ from headrace_spark.counts import Counts
 from headrace_spark.exits import CorruptInput
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
-from headrace_spark.pacing import Pacer
+from headrace_spark.pacing import Pacing
 from headrace_spark.plan import Plan, corrupt, plan
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch, Outcome, Sink, SinkDown
@@ -40,7 +40,7 @@ class BatchWriter:
         ledger: Ledger,
         sink: Sink,
         outbox: Outbox,
-        pacer: Pacer,
+        pacer: Pacing,
         *,
         stopping: Callable[[], bool] = lambda: False,
         advanced: Callable[[], None] = lambda: None,

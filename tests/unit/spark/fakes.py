@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch, Outcome, Sink
@@ -14,6 +15,20 @@ from headrace_spark.transforms.rows import Request
 
 class Killed(BaseException):
     """Stands for kill -9: nothing catches it."""
+
+
+class AtOnce:
+    """A pacer that lets everything out; the moment is how many went before."""
+
+    def __init__(self) -> None:
+        self.costs: list[int] = []
+
+    def run(self, cost: int, work: Callable[[int], Any]) -> Any:
+        self.costs.append(cost)
+        return work(len(self.costs))
+
+    def used(self) -> int:
+        return sum(self.costs)
 
 
 class Outbox:
@@ -77,8 +92,8 @@ def job(**changes: object) -> Settings:
 
 
 def document(number: int, members: list[object], source: str = "te/device/a//", closed_at: int = 50) -> bytes:
-    """A batch document with the id `doc<number>`."""
-    whole = {"id": f"doc{number}", "source": source, "time": 1, "opened_at": 2, "closed_at": closed_at}
+    """A batch document whose id is the number in 32 hexadecimal digits."""
+    whole = {"id": f"{number:032x}", "source": source, "time": 1, "opened_at": 2, "closed_at": closed_at}
     return json.dumps({**whole, "close": "timeout", "members": members}).encode()
 
 

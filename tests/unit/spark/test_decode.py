@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from headrace_schemas import examples
 from headrace_spark.transforms.decode import Flaw, Rejected, decode, depth, parse
+from headrace_spark.transforms.measurements import measurements
 
 _GOOD = {
     "id": "c92509efcd9d91af62ba2c57837c548f",
@@ -57,6 +59,9 @@ def test_a_good_document_is_taken() -> None:
         (document(source="a\x00b"), "schema"),
         (document(source="\ud800"), "schema"),
         (document(id=7), "schema"),
+        (document(id="C92509EFCD9D91AF62BA2C57837C548F"), "schema"),
+        (document(close="other"), "schema"),
+        (document(more=1), "schema"),
         (document(members=[]), "schema"),
         (document(members={}), "schema"),
         (document(close=float("nan")), "not_finite"),
@@ -84,3 +89,20 @@ def test_a_flaw_stays_at_its_place() -> None:
     reasons = [one.reason for one in [*tree["a"][1:], tree["b"]] if isinstance(one, Flaw)]
     assert reasons == ["not_finite", "number_range", "duplicate_key", "number_range"]
     assert tree["a"][0] == 1
+
+
+@pytest.mark.parametrize("example", examples("batch")["valid"])
+def test_valid_examples_of_the_schema_are_taken_whole(example: object) -> None:
+    assert measurements(decode(json.dumps(example).encode(), 10_000)).refusals == []
+
+
+@pytest.mark.parametrize("example", examples("batch")["invalid"])
+def test_invalid_examples_of_the_schema_are_refused_whole_or_in_part(example: object) -> None:
+    assert set(reasons(json.dumps(example).encode())) == {"schema"}
+
+
+def reasons(value: bytes) -> list[str]:
+    try:
+        return [one.reason for one in measurements(decode(value, 10_000)).refusals]
+    except Rejected as error:
+        return [error.reason]

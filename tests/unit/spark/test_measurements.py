@@ -10,7 +10,7 @@ from headrace_spark.transforms.measurements import Taken, measurements
 
 def take(*members: object) -> Taken:
     raw = json.dumps(
-        {"id": "i", "source": "s", "time": 1, "opened_at": 1, "closed_at": 9, "close": "flush", "members": members}
+        {"id": "0" * 32, "source": "s", "time": 1, "opened_at": 1, "closed_at": 9, "close": "flush", "members": members}
     )
     return measurements(decode(raw.replace('"TWICE"', '{"k": 1, "k": 2}').encode(), 100_000))
 
@@ -54,10 +54,12 @@ def test_a_bad_member_is_refused_alone() -> None:
         member({"a": 1, "b": None}),
         member({"a": float("inf")}),
         member("TWICE"),
-        {"type": "env", "time": 7},
+        {"type": "env", "time": 7, "received": 7},
         "no object",
         member(1, time="7"),
         member(1, type=""),
+        member(1, more=1),
+        member(1, received=None),
         member({"a.b": 1, "a": {"b": 2}}),
         member(2, time=8),
     )
@@ -69,6 +71,8 @@ def test_a_bad_member_is_refused_alone() -> None:
         (5, "schema"),
         (6, "schema"),
         (7, "schema"),
-        (8, "duplicate_key"),
+        (8, "schema"),
+        (9, "schema"),
+        (10, "duplicate_key"),
     ]
     assert [(one.metric, one.time_ms, one.value) for one in taken.measurements] == [("env", 7, 1.0), ("env", 8, 2.0)]

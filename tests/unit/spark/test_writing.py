@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from headrace_schemas import validator
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.ledger import Ledger
-from headrace_spark.pacing import Pacer
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.sinks.sqlite import SqliteSink
 from headrace_spark.writing import BatchWriter
-from tests.unit.spark.fakes import Killed, Outbox, Watched, document, job, member, record, reports
-from tests.unit.spark.test_pacing import Clock
+from tests.unit.spark.fakes import AtOnce, Killed, Outbox, Watched, document, job, member, record, reports
 
 _BATCH = Batch("q", 0)
 
@@ -35,9 +34,7 @@ class Bench:
         self.sink.prepare()
 
     def writer(self, **changes: object) -> BatchWriter:
-        clock = Clock()
-        pacer = Pacer(1000, clock_ns=clock, sleep=clock.sleep)
-        return BatchWriter(job(**changes), self.ledger, self.sink, self.outbox, pacer, sleep=self.slept.append)
+        return BatchWriter(job(**changes), self.ledger, self.sink, self.outbox, AtOnce(), sleep=self.slept.append)
 
     def sql(self, file: str, query: str) -> list[tuple]:
         with sqlite3.connect(self.folder / file) as db:
@@ -178,5 +175,6 @@ def test_a_long_payload_is_cut_and_says_so(bench: Bench) -> None:
 
     bench.writer().write(_BATCH, [report(record(0, b"x" * (512 * 1024 + 1)), 10_000_000)])
     found = json.loads(bench.outbox.letters[0].value)
+    assert list(validator("dead-letter").iter_errors(found)) == []
     assert len(found["payload"]) == 512 * 1024
     assert found["truncated"] is True

@@ -91,7 +91,7 @@ class _Job:
         self.turn = threading.Lock()
         self.ledger = Ledger(Database(settings.state_dsn), settings.job, settings.seen_retention_ms)
         self.sink = _sink(settings)
-        self.pacer = Pacer(settings.usable)
+        self.pacer = Pacer(settings.capacity, settings.headroom)
         self.progress = Progress(max(5 * settings.trigger_ms, _PATIENCE_MS))
         self.writer = BatchWriter(
             settings,
@@ -117,21 +117,27 @@ class _Job:
 def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False) -> int:
     """Run the job until it ends or is told to stop; returns the exit code."""
     job = _Job(settings)
-    job.ledger.prepare()
-    folder = Path(settings.checkpoint).resolve()
-    checkpoint.check(job.ledger.query(), folder, new_query=new_query, new_checkpoint=new_checkpoint)
-    job.sink.prepare()
-    _on_signals(job.stop)
-    server = None
-    if settings.metrics_port is not None:
-        server = MetricsServer(job.collector(), job.progress, settings.metrics_port)
-        server.start()
-        _log.info("metrics", port=server.port)
+    try:
+        job.ledger.prepare()
+        folder = Path(settings.checkpoint).resolve()
+        checkpoint.check(job.ledger.query(), folder, new_query=new_query, new_checkpoint=new_checkpoint)
+        job.sink.prepare()
+        _on_signals(job.stop)
+        return _run_observed(job, folder)
+    finally:
+        job.pacer.stop()
+
+
+def _run_observed(job: _Job, folder: Path) -> int:
+    if job.settings.metrics_port is None:
+        return _run_spark(job, folder)
+    server = MetricsServer(job.collector(), job.progress, job.settings.metrics_port)
+    server.start()
+    _log.info("metrics", port=server.port)
     try:
         return _run_spark(job, folder)
     finally:
-        if server is not None:
-            server.stop()
+        server.stop()
 
 
 def _run_spark(job: _Job, folder: Path) -> int:

@@ -18,8 +18,9 @@ import msgspec
 MAX_DEPTH: Final = 64
 _INT64: Final = 2**63
 _NOISE: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}"]+', re.DOTALL)
-_TEXTS: Final = ("id", "source", "close")
+_ID: Final = re.compile(r"[0-9a-f]{32}")
 _TIMES: Final = ("time", "opened_at", "closed_at")
+_NAMES: Final = frozenset({"id", "source", *_TIMES, "close", "members"})
 
 
 class Rejected(Exception):
@@ -115,19 +116,34 @@ def text(value: Any, name: str) -> str:
     return value
 
 
+def only(tree: dict[str, Any], names: frozenset[str]) -> None:
+    """An object has no other members than these. Raises `Rejected`."""
+    for name in tree:
+        if name not in names:
+            raise Rejected("schema", f"{name!r} is not a member that is known")
+
+
 def _envelope(tree: Any) -> Document:
     if isinstance(tree, Flaw):
         raise Rejected(tree.reason, tree.detail)
     if not isinstance(tree, dict):
         raise Rejected("schema", "a batch document is an object")
-    texts = {name: text(tree.get(name), name) for name in _TEXTS}
+    only(tree, _NAMES)
     times = {name: time_ms(tree.get(name), name) for name in _TIMES}
-    members = tree.get("members")
-    if isinstance(members, Flaw):
-        raise Rejected(members.reason, f"members: {members.detail}")
-    if not isinstance(members, list) or not members:
+    if not _ID.fullmatch(text(tree.get("id"), "id")):
+        raise Rejected("schema", "id must be 32 hexadecimal digits")
+    if text(tree.get("close"), "close") not in ("timeout", "flush"):
+        raise Rejected("schema", "close must be timeout or flush")
+    source = text(tree.get("source"), "source")
+    return Document(tree["id"], source, times["closed_at"], _members(tree.get("members")))
+
+
+def _members(value: Any) -> list[Any]:
+    if isinstance(value, Flaw):
+        raise Rejected(value.reason, f"members: {value.detail}")
+    if not isinstance(value, list) or not value:
         raise Rejected("schema", "members must be a list that is not empty")
-    return Document(texts["id"], texts["source"], times["closed_at"], members)
+    return value
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> Any:

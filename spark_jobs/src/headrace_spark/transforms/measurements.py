@@ -9,11 +9,13 @@ So: members = taken + rejected, and each leaf of a taken member is a row or a dr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from headrace_spark.transforms.decode import Document, Flaw, Rejected, text, text_problem, time_ms
+from headrace_spark.transforms.decode import Document, Flaw, Rejected, only, text, text_problem, time_ms
+
+_NAMES: Final = frozenset({"type", "time", "received", "value"})
 
 
 class Measurement(msgspec.Struct, frozen=True, array_like=True):
@@ -70,6 +72,8 @@ def of_member(member: Any) -> tuple[list[Measurement], int]:
         raise Rejected(member.reason, member.detail)
     if not isinstance(member, dict):
         raise Rejected("schema", "a member is an object")
+    only(member, _NAMES)
+    time_ms(member.get("received"), "received")
     kind, time = text(member.get("type"), "type"), time_ms(member.get("time"), "time")
     if "value" not in member:
         raise Rejected("schema", "value is missing")
