@@ -26,8 +26,11 @@ _TABLES: Final = (
     " PRIMARY KEY (job, name))",
     "CREATE TABLE IF NOT EXISTS hr_seen (job TEXT NOT NULL, id TEXT NOT NULL, seen_at BIGINT NOT NULL,"
     " PRIMARY KEY (job, id))",
+    "CREATE TABLE IF NOT EXISTS hr_dispatch (at_ns BIGINT NOT NULL, cost BIGINT NOT NULL, rows BIGINT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS hr_dispatch_at ON hr_dispatch (at_ns)",
 )
 _CHUNK: Final = 500
+_DAY_NS: Final = 86_400 * 1_000_000_000
 
 
 class Ledger:
@@ -43,10 +46,6 @@ class Ledger:
         with self._database.transaction() as at:
             for table in _TABLES:
                 at.run(table)
-            at.run(
-                "CREATE TABLE IF NOT EXISTS hr_dispatch"
-                " (at_ns BIGINT NOT NULL, cost BIGINT NOT NULL, rows BIGINT NOT NULL)"
-            )
 
     def query(self) -> tuple[str, str] | None:
         """(query id, checkpoint) of this job, None if it never ran."""
@@ -112,8 +111,10 @@ class Ledger:
         return float(spent) / float(records) if spent and records else None
 
     def dispatch(self, at_ns: int, cost: int, rows: int) -> None:
-        """Record that a request goes out now; call it before the request does. `at_ns` is monotonic."""
+        """Record that a request goes out now; call it before the request does. `at_ns` is monotonic. Records are kept
+        for a day."""
         with self._database.transaction() as at:
+            at.run("DELETE FROM hr_dispatch WHERE at_ns < ?", (at_ns - _DAY_NS,))
             at.run("INSERT INTO hr_dispatch (at_ns, cost, rows) VALUES (?, ?, ?)", (at_ns, cost, rows))
 
     def _add(self, at: Transaction, counts: Counts, ids: Collection[str], now_ms: int) -> None:

@@ -44,7 +44,7 @@ class BatchWriter:
         *,
         stopping: Callable[[], bool] = lambda: False,
         advanced: Callable[[], None] = lambda: None,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
@@ -56,8 +56,11 @@ class BatchWriter:
         self._sleep = sleep
 
     def done(self, batch: Batch) -> bool:
-        """True if the ledger has this micro-batch; then no task needs to run."""
-        return self._ledger.done(batch)
+        """True if the ledger has this micro-batch; then no task needs to run, and what a kill left in the sink goes."""
+        if not self._ledger.done(batch):
+            return False
+        self._sink.forget(batch)
+        return True
 
     def write(self, batch: Batch, reports: Sequence[Report]) -> Counts:
         """Give the micro-batch its effect, once. Raises `CorruptInput`, `SinkDown`, `StateDown` or `OutboxDown`; then

@@ -90,6 +90,7 @@ def test_killed_anywhere_and_repeated_it_has_its_effect_once(bench: Bench, momen
     if not after.done(_BATCH):
         after.write(_BATCH, list(reversed(mixed())))
     assert after.done(_BATCH)
+    assert bench.sql("sink.db", "SELECT * FROM hr_request") == []
     assert bench.ledger.totals() == expected
     assert bench.stored() == clean.stored()
     assert {tuple(one.headers) for one in bench.outbox.letters} == {tuple(one.headers) for one in clean.outbox.letters}

@@ -101,6 +101,7 @@ class _Job:
             self.pacer,
             stopping=self.stop.is_set,
             advanced=self.progress.advance,
+            sleep=self.stop.wait,
         )
 
     def limit(self, partitions: int) -> int:
