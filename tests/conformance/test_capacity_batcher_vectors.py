@@ -12,8 +12,9 @@ import pytest
 from headrace_core.capacity.agent import LeaseAgent, others_may_hold_from_ms
 from headrace_core.capacity.config import BatcherConfig, LeaseConfig
 from headrace_core.capacity.pause import PauseRule
+from headrace_core.capacity.protocol import Grant
 from headrace_core.capacity.resources import SharedResource
-from tests.support.capacity_driver import Driver, TraceReply, TraceStore, check
+from tests.support.capacity_driver import Driver, TraceStore, check, reply_of
 
 FOLDER = Path(os.environ.get("HEADRACE_VECTORS", Path(__file__).parents[1] / "vectors"))
 VECTORS: list[dict[str, Any]] = json.loads((FOLDER / "capacity.json").read_text())["vectors"]
@@ -61,12 +62,12 @@ def test_the_lease_client_believes_what_the_vector_says(vector: dict[str, Any]) 
     settings = vector["config"]["lease"]
     lease = LeaseConfig(**settings, renew_interval_ms=settings["ttl_ms"] // 3)
     for step, wanted in zip(vector["steps"], vector["expect"]["outcomes"], strict=True):
-        resource = SharedResource(TraceStore(), shared_capacity=1)
+        resource = SharedResource(TraceStore(), lease=lease, shared_capacity=1)
         resource.start()
         resource.request(1)
-        agent = LeaseAgent(resource, lease, "agent")
+        agent = LeaseAgent(resource, "agent")
         ask = agent.begin(step["sent"])
-        usable = agent.receive(ask.seq, TraceReply([(0, 7, 1)], lease.ttl_ms), step["reply"])
+        usable = agent.receive(ask.seq, reply_of(resource, [Grant(0, 7, 1)], lease.ttl_ms), step["reply"])
         released = agent.begin(step["reply"] + lease.renew_interval_ms).released
         held = resource.held()
         got = {

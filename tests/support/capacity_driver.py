@@ -13,42 +13,33 @@ from headrace_core.capacity.config import BatcherConfig, LeaseConfig
 from headrace_core.capacity.core import BatcherCore, Failure
 from headrace_core.capacity.errors import BatcherError
 from headrace_core.capacity.events import Event
+from headrace_core.capacity.memory_store import MemoryStore
 from headrace_core.capacity.operation import Batch, Operation, Phase, Watcher
 from headrace_core.capacity.pacing import NS_PER_MS
-from headrace_core.capacity.resources import ProvisionedResource, Resource, SharedResource, partition_worth
-from headrace_core.capacity.units import Amount
+from headrace_core.capacity.protocol import Grant, LeaseReply
+from headrace_core.capacity.resources import ProvisionedResource, Resource, SharedResource
+from headrace_core.capacity.shared_config import partition_worth
+from headrace_core.capacity.units import amount
 
 FOREVER_MS = 10**12
 
 
-class TraceStore:
-    """A store that only remembers what it was asked to provision."""
+class TraceStore(MemoryStore):
+    """A store whose clock stands still: the trace itself says what is granted."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def provision(self, resource: Any) -> None:
-        self.calls.append(f"provision {resource.name}")
-
-    def configure(self, resource: str, **changes: Any) -> int:
-        self.calls.append(f"configure {resource} {sorted(changes)}")
-        return len(self.calls)
+        super().__init__(lambda: 0)
 
 
-@dataclass(frozen=True)
-class TraceReply:
-    grants: list[tuple[int, int, Amount]]
-    ttl_ms: int
-    drop: tuple[tuple[int, int], ...] = ()
-    reserve_slot: int | None = None
-    shared_capacity: Any = None
-    max_capacity: Any = None
-    pause_ms: int = 0
-    factor: int | None = None
-    next_sync_ms: int | None = None
-    config_version: int = 1
-    reserved_capacity: Any = None
-    stale: bool = False
+def reply_of(shared: SharedResource, grants: list[Grant], ttl_ms: int) -> LeaseReply:
+    """A store's reply that changes no capacity."""
+    return LeaseReply(
+        grants=tuple(grants),
+        ttl_ms=ttl_ms,
+        shared_capacity=amount(shared.shared_units),
+        reserved_capacity=amount(shared.reserve_units),
+        max_capacity=amount(shared.max_units),
+    )
 
 
 @dataclass
@@ -90,9 +81,9 @@ class Driver:
         if config["kind"] == "provisioned":
             return ProvisionedResource(config["capacity"])
         settings = {key: value for key, value in config.items() if key != "kind"}
-        shared = SharedResource(TraceStore(), lease_reserve=False, **settings)
         self.lease = LeaseConfig(ttl_ms=FOREVER_MS, renew_interval_ms=1000)
-        self.agent = LeaseAgent(shared, self.lease, "trace")
+        shared = SharedResource(TraceStore(), lease=self.lease, lease_reserve=False, **settings)
+        self.agent = LeaseAgent(shared, "trace")
         self.epoch = 0
         return shared
 
@@ -238,13 +229,9 @@ class Driver:
             if len(kept) < ask.want and partition not in kept:
                 self.epoch += 1
                 kept[partition] = self.epoch
-        grants = [(p, e, self._plain(partition_worth(shared.config, shared.shared_units, p))) for p, e in kept.items()]
+        grants = [Grant(p, e, amount(partition_worth(shared.config, shared.shared_units, p))) for p, e in kept.items()]
         ttl_ms = step["until"] - self.now + self.lease.margin_ms if "until" in step else FOREVER_MS
-        self.agent.receive(ask.seq, TraceReply(grants, ttl_ms), self.now, denied=step.get("deny", []))
-
-    @staticmethod
-    def _plain(worth: dict[str, int]) -> Amount:
-        return worth[""] if worth.keys() == {""} else worth
+        self.agent.receive(ask.seq, reply_of(shared, grants, ttl_ms), self.now, denied=step.get("deny", []))
 
     def _do_probe(self, step: dict[str, Any], index: int) -> None:  # noqa: ARG002
         probe: dict[str, Any] = {
@@ -270,7 +257,7 @@ class Driver:
                     total.update(cost)
             for name, value in total.items():
                 best[name] = max(best.get(name, 0), value)
-        return self._plain(best)
+        return amount(best)
 
 
 def check(driver: Driver, expect: dict[str, Any]) -> None:

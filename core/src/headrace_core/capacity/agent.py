@@ -9,69 +9,12 @@ ignored. The agent never hopes: without replies, deadlines pass and the capacity
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from headrace_core.capacity.config import LeaseConfig
+from headrace_core.capacity.protocol import Claim, LeaseReply, LeaseRequest
 from headrace_core.capacity.resources import SharedResource
-from headrace_core.capacity.units import Amount, amount, units
-
-
-class Claim(NamedTuple):
-    partition: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request, with the members of capacity.md 13. `used` in units, `pause_ms` in ms, `throttled` 0 to 1.
-
-    `reserve_held`: a reserve slot from an earlier reply is in use. `config_version`: that of the last reply used.
-    """
-
-    resource: str
-    owner: str
-    seq: int
-    want: int
-    weight: int
-    head: int
-    held: tuple[Claim, ...]
-    released: tuple[Claim, ...]
-    reserve: bool
-    reserve_held: bool
-    used: Amount
-    pause_ms: int
-    throttled: float
-    config_version: int
-
-
-class Answer(Protocol):
-    """One reply, with the members of capacity.md 13; times in ms, capacities in units per second."""
-
-    @property
-    def grants(self) -> Sequence[Any]: ...
-    @property
-    def drop(self) -> Sequence[Any]: ...
-    @property
-    def ttl_ms(self) -> int: ...
-    @property
-    def reserve_slot(self) -> Any: ...
-    @property
-    def shared_capacity(self) -> Any: ...
-    @property
-    def max_capacity(self) -> Any: ...
-    @property
-    def pause_ms(self) -> int: ...
-    @property
-    def factor(self) -> Any: ...
-    @property
-    def next_sync_ms(self) -> Any: ...
-    @property
-    def config_version(self) -> int: ...
-    @property
-    def reserved_capacity(self) -> Any: ...
-    @property
-    def stale(self) -> bool: ...
+from headrace_core.capacity.units import amount, units
 
 
 def local_deadline_ms(sent_ms: int, ttl_ms: int, margin_ms: int) -> int:
@@ -87,9 +30,9 @@ def others_may_hold_from_ms(granted_ms: int, lease: LeaseConfig) -> int:
 class LeaseAgent:
     """Keeps `resource` supplied. `owner` is `host:pid:uuid4`, new for every process start."""
 
-    def __init__(self, resource: SharedResource, lease: LeaseConfig, owner: str) -> None:
+    def __init__(self, resource: SharedResource, owner: str) -> None:
         self._resource = resource
-        self._lease = lease
+        self._lease = resource.lease
         self._owner = owner
         self._seq = 0
         self._in_flight: int | None = None
@@ -122,7 +65,7 @@ class LeaseAgent:
             regular = min(regular, self._named_ms)
         return max(earliest, regular)
 
-    def begin(self, now_ms: int) -> Ask:
+    def begin(self, now_ms: int) -> LeaseRequest:
         """The request to send now. What it names in `released` is no longer in use."""
         assert self._in_flight is None, "one call in flight"
         resource = self._resource
@@ -137,7 +80,7 @@ class LeaseAgent:
             self._released[pair] = self._seq if first is None else first
         self._asked = self._need()
         self._asked_pause_ms = resource.pause_wanted_ms
-        return Ask(
+        return LeaseRequest(
             resource=resource.config.name,
             owner=self._owner,
             seq=self._seq,
@@ -164,7 +107,7 @@ class LeaseAgent:
             self._resource.log.emit("store-lost")
         self.follow_time(now_ms)
 
-    def receive(self, seq: int, reply: Answer, now_ms: int, denied: Sequence[int] = ()) -> bool:
+    def receive(self, seq: int, reply: LeaseReply, now_ms: int, denied: Sequence[int] = ()) -> bool:
         """The reply to call `seq`, at `now_ms`. `denied`: partitions that the store refused. True: it was used."""
         if seq != self._in_flight or self._sent_ms is None:
             return False
@@ -211,12 +154,11 @@ class LeaseAgent:
         unnamed = any(first is None for first in self._released.values())
         return (changed and moved) or unnamed or self._resource.pause_wanted_ms > 0
 
-    def _give_back_late(self, reply: Answer) -> None:
+    def _give_back_late(self, reply: LeaseReply) -> None:
         """A reply after its own deadline (rule 3): all it grants is released, none of it used."""
         self._resource.log.emit("lease-late", len(reply.grants))
         for grant in reply.grants:
-            partition, epoch = tuple(grant)[:2]
-            self._released[(partition, epoch)] = None
+            self._released[(grant.partition, grant.epoch)] = None
 
     def _found(self, deadline_ms: int) -> None:
         self._safe_from_ms = deadline_ms
@@ -230,25 +172,22 @@ class LeaseAgent:
             self._resource.pause_wanted_ms = 0
         self._resource.throttled_share = 0.0
 
-    def _learn(self, reply: Answer) -> None:
+    def _learn(self, reply: LeaseReply) -> None:
         """Capacities, the adaptive factor and the version of the configuration."""
         resource = self._resource
-        if reply.shared_capacity is not None:
-            if self._effective is not None and reply.shared_capacity != self._effective and resource.config.ramp:
-                resource.log.emit("ramp", reply.shared_capacity)
-            self._effective = reply.shared_capacity
-            most = None if reply.max_capacity is None else units(reply.max_capacity, "max_capacity")
-            if reply.reserved_capacity is not None:
-                resource.learn_reserve(units(reply.reserved_capacity, "reserved_capacity"))
-            resource.learn(units(reply.shared_capacity, "shared_capacity"), most)
-        if reply.factor is not None and resource.factor != reply.factor:
+        if resource.config.ramp and self._effective not in (None, reply.shared_capacity):
+            resource.log.emit("ramp", reply.shared_capacity)
+        self._effective = reply.shared_capacity
+        resource.learn_reserve(units(reply.reserved_capacity, "reserved_capacity"))
+        resource.learn(units(reply.shared_capacity, "shared_capacity"), units(reply.max_capacity, "max_capacity"))
+        if resource.factor != reply.factor:
             resource.factor = reply.factor
             resource.log.emit("factor", reply.factor)
         if self._config_version not in (None, reply.config_version):
             resource.report_capacity(always=True)
         self._config_version = reply.config_version
 
-    def _follow_pause(self, reply: Answer, now_ms: int) -> None:
+    def _follow_pause(self, reply: LeaseReply, now_ms: int) -> None:
         """A pause of the whole resource. What is left was measured between the send and now: no news within that."""
         until_ms = now_ms + reply.pause_ms
         if reply.pause_ms > 0 and (self._sent_ms or 0) + reply.pause_ms > self._pause_until_ms:

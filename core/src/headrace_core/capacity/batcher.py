@@ -16,7 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Literal
 
 from headrace_core.capacity.buffer import Waiter
-from headrace_core.capacity.config import BatcherConfig, LeaseConfig, change_config
+from headrace_core.capacity.config import BatcherConfig, change_config
 from headrace_core.capacity.core import BatcherCore, Life
 from headrace_core.capacity.delivery import Delivery, Listener, Token
 from headrace_core.capacity.errors import BatcherError, ImproperOrder, LeaseStoreUnavailable
@@ -51,7 +51,6 @@ class Batcher:
         clock: Callable[[], int] = time.monotonic_ns,
         rng: Callable[[], float] = chance,
         executor: Executor | None = None,
-        lease: LeaseConfig | None = None,
         **config: Any,
     ) -> None:
         settings = change_config(BatcherConfig(), {"burst_ms": 0, **config})
@@ -59,7 +58,6 @@ class Batcher:
             warnings.warn("slice pacing holds no limit in a window", stacklevel=2)
         self._core = BatcherCore(settings, limiter, rng)
         self._clock = clock
-        self._lease = lease or LeaseConfig()
         self._executor = executor
         self._own_executor = executor is None
         self._lock = threading.Condition()
@@ -271,9 +269,8 @@ class Batcher:
         except Exception as error:
             raise LeaseStoreUnavailable(f"the lease store did not answer: {error}") from error
         if isinstance(limiter, SharedResource):
-            self._leases = LeaseClient(
-                limiter, self._lease, owner_id(), lock=self._lock, clock=self._clock, changed=self._publish
-            )
+            limiter.guard = self._lock
+            self._leases = LeaseClient(limiter, owner_id(), lock=self._lock, clock=self._clock, changed=self._publish)
 
     def _end_threads(self) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from headrace_core.capacity.agent import LeaseAgent
-from headrace_core.capacity.config import LeaseConfig
+from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, UnknownResource
 from headrace_core.capacity.resources import SharedResource
 
 NS_PER_MS = 1_000_000
@@ -23,7 +22,6 @@ class LeaseClient:
     def __init__(
         self,
         resource: SharedResource,
-        lease: LeaseConfig,
         owner: str,
         *,
         lock: threading.Condition,
@@ -31,8 +29,8 @@ class LeaseClient:
         changed: Callable[[], None],
     ) -> None:
         self._resource = resource
-        self._lease = lease
-        self._agent = LeaseAgent(resource, lease, owner)
+        self._lease = resource.lease
+        self._agent = LeaseAgent(resource, owner)
         self._lock = lock
         self._clock = clock
         self._changed = changed
@@ -87,16 +85,28 @@ class LeaseClient:
             reply = self._call(ask)
         except Exception as error:
             with self._lock:
-                self._resource.log.emit("error", 0, str(error), error=type(error).__name__)
+                self._report(error)
                 self._agent.failed(ask.seq, self._now_ms())
                 self._changed()
             return
         with self._lock:
-            self._agent.receive(ask.seq, reply, self._now_ms(), denied=getattr(reply, "denied", ()))
+            try:
+                self._agent.receive(ask.seq, reply, self._now_ms(), denied=getattr(reply, "denied", ()))
+            except Exception as error:
+                self._report(error)
             self._changed()
 
-    def _call(self, ask: Any) -> Any:
-        return self._resource.store.sync(ask, self._lease.call_timeout_ms)
+    def _report(self, error: Exception) -> None:
+        """A reply that makes no sense is told and not used; what is held ends at its deadline."""
+        self._resource.log.emit("error", 0, str(error), error=type(error).__name__)
+
+    def _call(self, ask: LeaseRequest) -> LeaseReply:
+        """One call. A store that lost the resource is told of it again; the call after that can work."""
+        try:
+            return self._resource.store.sync(ask, self._lease.call_timeout_ms)
+        except UnknownResource:
+            self._resource.store.provision(self._resource.config.for_store(self._lease))
+            raise
 
     def _now_ms(self) -> int:
         return self._clock() // NS_PER_MS

@@ -149,7 +149,7 @@ class _Exchange:
 
     def release(self, request: LeaseRequest) -> None:
         """Step 3, `released`."""
-        for claim in request.released:
+        for claim in map(Claim._make, request.released):
             lease = self.partitions.get(claim.partition)
             if lease is not None and (lease.owner, lease.epoch) == (request.owner, claim.epoch):
                 self.partitions[claim.partition] = lease.freed(self.now_ms + self.config.quarantine_ms)
@@ -161,7 +161,7 @@ class _Exchange:
     def claim(self, request: LeaseRequest) -> tuple[list[Claim], set[int]]:
         """Step 3, `held`: what to drop as wrong owner or epoch, and which partitions are rightly held."""
         drop, kept = list[Claim](), set[int]()
-        for claim in request.held:
+        for claim in map(Claim._make, request.held):
             lease = self.partitions.get(claim.partition)
             if lease is not None and (lease.owner, lease.epoch) == (request.owner, claim.epoch):
                 kept.add(claim.partition)
@@ -252,6 +252,8 @@ class _Exchange:
             self.partitions[index] = replace(self.partitions[index], expires_ms=self.now_ms + self.config.ttl_ms)
         if not self.learning and len(granted) < share:
             granted += self._grant(owner, share - len(granted))
+        if granted and self.owners[owner].holds_since_ms is None:
+            self.owners[owner] = replace(self.owners[owner], holds_since_ms=self.now_ms)
         return [self._named(index) for index in granted], surplus
 
     def _grant(self, owner: str, wanted: int) -> list[int]:

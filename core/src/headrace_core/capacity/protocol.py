@@ -115,7 +115,8 @@ class ResourceConfig(msgspec.Struct, frozen=True, kw_only=True):
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call of an owner (capacity.md 13). `seq` rises with every call, also with a repeated one.
 
-    `reserve_held`: it has a reserve slot from an earlier reply, which a store that lost its memory then honours.
+    `held` and `released` may also be plain pairs. `reserve_held`: it has a reserve slot from an earlier reply, which a
+    store that lost its memory then honours.
     `config_version`: that of the last reply that was used; it confirms a decrease.
     """
 

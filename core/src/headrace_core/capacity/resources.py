@@ -9,22 +9,24 @@ wanted. Times are milliseconds of the caller's monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from headrace_core.capacity.config import LeaseConfig
 from headrace_core.capacity.errors import (
     CapacityConfig,
     ImproperOrder,
-    PartitionsOutOfRange,
     SharedCapacityNotProvisioned,
     UndefinedLeaseStore,
-    UndefinedSharedCapacity,
 )
 from headrace_core.capacity.events import EventLog
+from headrace_core.capacity.in_force import InForce
+from headrace_core.capacity.protocol import LeaseStore
+from headrace_core.capacity.shared_config import SharedConfig, partition_count, partition_worth, partitions_for
 from headrace_core.capacity.units import Amount, Units, amount, is_zero, units
 
-MAX_PARTITIONS = 500
 WHOLE = 1000
 """The adaptive factor 1.0, in thousandths."""
 
@@ -108,10 +110,10 @@ class Resource:
     def give_back(self, now_ms: int) -> None:
         """The batcher has stopped: want nothing, use nothing."""
 
-    def set_shared_capacity(self, capacity: Amount) -> None:  # noqa: ARG002
+    def set_shared_capacity(self, capacity: Amount) -> InForce:  # noqa: ARG002
         raise SharedCapacityNotProvisioned("a fixed resource has no shared capacity")
 
-    def set_reserved_capacity(self, capacity: Amount) -> None:  # noqa: ARG002
+    def set_reserved_capacity(self, capacity: Amount) -> InForce:  # noqa: ARG002
         raise SharedCapacityNotProvisioned("a fixed resource has no reserve")
 
 
@@ -142,91 +144,6 @@ class ProvisionedResource(Resource):
         self.log.emit("target", cost if isinstance(cost, int) else dict(cost))
 
 
-@dataclass(frozen=True, slots=True)
-class SharedConfig:
-    """What a store must know of a shared resource. `partitions` is given instead of `factor` with dimensions."""
-
-    name: str = "default"
-    shared_capacity: Amount | None = None
-    factor: int = 1
-    partitions: int | None = None
-    reserved_capacity: Amount = 0
-    max_instances: int = 1
-    total_capacity: Amount | None = None
-    weight: int = 1
-    ramp: tuple[int, int] | None = None
-    adaptive: bool = False
-    safe_capacity: int = 0
-
-    def __post_init__(self) -> None:
-        if self.shared_capacity is None:
-            raise UndefinedSharedCapacity("shared_capacity must be given")
-        for name, least in (("factor", 1), ("weight", 1), ("max_instances", 1), ("safe_capacity", 0)):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
-                raise CapacityConfig(name, f"must be an integer of {least} or more")
-        if isinstance(self.shared_capacity, Mapping) != (self.partitions is not None):
-            raise CapacityConfig("partitions", "must be given exactly with several dimensions")
-        self.check_total(units(self.shared_capacity, "shared_capacity"), self.reserve_units)
-
-    @property
-    def shared_units(self) -> dict[str, int]:
-        assert self.shared_capacity is not None, "checked at construction"
-        return units(self.shared_capacity, "shared_capacity")
-
-    @property
-    def reserve_units(self) -> dict[str, int]:
-        if self.reserved_capacity == 0:
-            return dict.fromkeys(self.shared_units, 0)
-        reserve = units(self.reserved_capacity, "reserved_capacity")
-        if reserve.keys() != self.shared_units.keys():
-            raise CapacityConfig("reserved_capacity", "must have the dimensions of shared_capacity")
-        return reserve
-
-    def check_total(self, shared: Units, reserved: Units) -> None:
-        """shared + max_instances x reserved <= total, where a total is given (capacity.md 2)."""
-        if self.total_capacity is None:
-            return
-        total = units(self.total_capacity, "total_capacity")
-        for name, value in shared.items():
-            if value + self.max_instances * reserved.get(name, 0) > total.get(name, 0):
-                raise CapacityConfig("total_capacity", "is below shared + max_instances x reserved")
-
-
-def partition_count(config: SharedConfig, shared: Units) -> int:
-    """Raises PartitionsOutOfRange above 500: capacity is never cut silently."""
-    if config.partitions is not None:
-        count = config.partitions
-    else:
-        count = max(-(-value // config.factor) for value in shared.values())
-    if not 0 <= count <= MAX_PARTITIONS:
-        raise PartitionsOutOfRange(f"{count} partitions; at most {MAX_PARTITIONS}")
-    return count
-
-
-def partition_worth(config: SharedConfig, shared: Units, index: int) -> dict[str, int]:
-    """Units per second of partition `index`; the last one is worth the remainder (capacity.md 12, 15)."""
-    if config.partitions is None:
-        return {name: max(0, min(config.factor, s - index * config.factor)) for name, s in shared.items()}
-    if index >= config.partitions:
-        return dict.fromkeys(shared, 0)
-    p = config.partitions
-    return {name: (index + 1) * s // p - index * s // p for name, s in shared.items()}
-
-
-def partitions_for(config: SharedConfig, shared: Units, need: Units) -> int:
-    """Partitions wanted for `need` units per second, at most all; the largest of the dimensions decides."""
-    count, wanted = partition_count(config, shared), 0
-    for name, value in need.items():
-        if value <= 0:
-            continue
-        if config.partitions is None:
-            wanted = max(wanted, -(-value // config.factor))
-        else:
-            s = shared.get(name, 0)
-            wanted = max(wanted, -(-value * config.partitions // s) if s else count)
-    return min(wanted, count)
-
-
 @dataclass(slots=True)
 class Held:
     partition: int
@@ -237,14 +154,18 @@ class Held:
 
 class SharedResource(Resource):
     """The client's side of a shared capacity. `store` provisions it; `lease_reserve` False: the reserve is set aside
-    outside the leases and held from the start. Not safe for threads: the front end holds its lock."""
+    outside the leases and held from the start. Not safe for threads but for the `set_` calls, which take `guard`."""
 
-    def __init__(self, store: Any, *, lease_reserve: bool = True, **config: Any) -> None:
+    def __init__(
+        self, store: LeaseStore | None, *, lease: LeaseConfig | None = None, lease_reserve: bool = True, **config: Any
+    ) -> None:
         super().__init__()
         if store is None:
             raise UndefinedLeaseStore("a shared resource needs a lease store")
         self.config = SharedConfig(**config)
         self.store = store
+        self.lease = lease or LeaseConfig()
+        self.guard: AbstractContextManager[Any] = nullcontext()
         self._shared = self.config.shared_units
         self._reserve = self.config.reserve_units
         self._lease_reserve = lease_reserve
@@ -276,6 +197,11 @@ class SharedResource(Resource):
         return self._shared
 
     @property
+    def reserve_units(self) -> dict[str, int]:
+        """The reserve of each instance, leased or not."""
+        return self._reserve
+
+    @property
     def partitions(self) -> int:
         return partition_count(self.config, self._shared)
 
@@ -297,7 +223,10 @@ class SharedResource(Resource):
         """Create what the store needs; a second call does nothing. Raises PartitionsOutOfRange."""
         if self.started:
             return
-        self._provision(self._shared)
+        count = partition_count(self.config, self._shared)
+        self.log.emit("provision-start", count)
+        self.store.provision(self.config.for_store(self.lease))
+        self.log.emit("provision-done", count)
         self.started = True
         self.report_capacity(always=True)
 
@@ -380,27 +309,37 @@ class SharedResource(Resource):
         """The reserve of each instance, as the store knows it."""
         self._reserve = {name: reserve.get(name, 0) for name in self._shared}
 
-    def set_shared_capacity(self, capacity: Amount) -> None:
-        """The resource has a new shared capacity. Raises PartitionsOutOfRange, CapacityConfig; then nothing changed."""
-        shared = units(capacity, "shared_capacity")
-        if shared.keys() != self._shared.keys():
-            raise CapacityConfig("shared_capacity", "the dimensions are fixed")
+    def set_shared_capacity(self, capacity: Amount) -> InForce:
+        """New shared capacity, through the store. Raises PartitionsOutOfRange, CapacityConfig, ImproperOrder before
+        start, and what the store raises; then nothing changed."""
+        shared = self._same_dimensions("shared_capacity", capacity)
         self.config.check_total(shared, self._reserve)
-        partition_count(self.config, shared)
-        self._provision(shared)
-        self.learn(shared)
-        self.report_capacity(always=True)
+        count = partition_count(self.config, shared)
+        self.log.emit("provision-start", count)
+        version = self.store.configure(self.config.name, shared_capacity=amount(shared))
+        with self.guard:
+            self.log.emit("provision-done", count)
+            self.learn(shared)
+            self.report_capacity(always=True)
+        return InForce(self.store, self.config.name, version)
 
-    def set_reserved_capacity(self, capacity: Amount) -> None:
-        """New reserve of this instance. Raises CapacityConfig, and ImproperOrder before start; then nothing changed."""
+    def set_reserved_capacity(self, capacity: Amount) -> InForce:
+        """New reserve of every instance, as `set_shared_capacity`."""
+        reserve = self._same_dimensions("reserved_capacity", capacity)
+        self.config.check_total(self._shared, reserve)
+        version = self.store.configure(self.config.name, reserved_capacity=amount(reserve))
+        with self.guard:
+            self._reserve = reserve
+            self.report_capacity(always=True)
+        return InForce(self.store, self.config.name, version)
+
+    def _same_dimensions(self, field: str, capacity: Amount) -> dict[str, int]:
         if not self.started:
             raise ImproperOrder("the resource is not started")
-        reserve = units(capacity, "reserved_capacity")
-        if reserve.keys() != self._shared.keys():
-            raise CapacityConfig("reserved_capacity", "must have the dimensions of shared_capacity")
-        self.config.check_total(self._shared, reserve)
-        self._reserve = reserve
-        self.report_capacity(always=True)
+        changed = units(capacity, field)
+        if changed.keys() != self._shared.keys():
+            raise CapacityConfig(field, "the dimensions are fixed")
+        return changed
 
     def report_capacity(self, *, always: bool = False) -> None:
         """Event `capacity`, if it changed since the last one."""
@@ -408,12 +347,6 @@ class SharedResource(Resource):
         if always or held != self._reported:
             self._reported = held
             self.log.emit("capacity", amount(held))
-
-    def _provision(self, shared: Units) -> None:
-        count = partition_count(self.config, shared)
-        self.log.emit("provision-start", count)
-        self.store.provision(self.config)
-        self.log.emit("provision-done", count)
 
     def _let_go(self, index: int) -> tuple[int, int]:
         held = self._held.pop(index)

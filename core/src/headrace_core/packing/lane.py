@@ -86,7 +86,7 @@ class LaneState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counts(NamedTuple):
-    """The lane's metrics of one step (packing.md 7): rows, but groups for `cut`."""
+    """The lane's metrics of one step (packing.md 7): rows packed in it (not those that wait), but groups for `cut`."""
 
     measurements: int
     late: int

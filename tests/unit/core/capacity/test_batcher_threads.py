@@ -21,9 +21,10 @@ from headrace_core.capacity.errors import (
     LeaseStoreUnavailable,
 )
 from headrace_core.capacity.events import Event
+from headrace_core.capacity.memory_store import MemoryStore
 from headrace_core.capacity.operation import Batch, Operation, Watcher
+from headrace_core.capacity.protocol import LeaseReply, LeaseRequest
 from headrace_core.capacity.resources import ProvisionedResource, SharedResource
-from tests.support.capacity_driver import TraceReply
 
 WAIT_S = 10.0
 
@@ -52,31 +53,21 @@ class Sink:
         self.errors.append(([op.payload for op in batch], type(error).__name__))
 
 
-class SteadyStore:
-    """Grants whatever is wanted, under rising epochs; `away` makes it unreachable."""
+class WatchedStore(MemoryStore):
+    """The real store in memory, with the real clock; keeps what it was asked."""
 
-    def __init__(self, worth: int = 1000) -> None:
-        self.worth, self.away, self.epoch = worth, False, 0
-        self.asks: list[Any] = []
+    def __init__(self) -> None:
+        super().__init__(lambda: time.monotonic_ns() // 1_000_000)
+        self.asks: list[LeaseRequest] = []
 
-    def provision(self, resource: Any) -> None:
-        if self.away:
-            raise OSError(f"{resource.name}: no route")
-
-    def sync(self, ask: Any, timeout_ms: int) -> TraceReply:
-        self.asks.append(ask)
-        if self.away:
-            raise TimeoutError(f"no answer in {timeout_ms} ms")
-        kept = dict(ask.held)
-        for partition in range(ask.want):
-            if len(kept) < ask.want and partition not in kept:
-                self.epoch += 1
-                kept[partition] = self.epoch
-        grants: list[tuple[int, int, Any]] = [(p, e, self.worth) for p, e in kept.items()]
-        return TraceReply(grants, ttl_ms=300)
+    def sync(self, request: LeaseRequest, timeout_ms: int = 2_000) -> LeaseReply:
+        self.asks.append(request)
+        return super().sync(request, timeout_ms)
 
 
-FAST = LeaseConfig(ttl_ms=300, renew_interval_ms=50, margin_ms=50, call_timeout_ms=200, min_sync_interval_ms=10)
+FAST = LeaseConfig(
+    ttl_ms=300, renew_interval_ms=50, margin_ms=50, quarantine_ms=20, call_timeout_ms=200, min_sync_interval_ms=10
+)
 
 
 def test_everything_enqueued_is_dispatched_and_stop_returns_nothing() -> None:
@@ -229,9 +220,9 @@ def test_slice_pacing_warns() -> None:
 
 
 def test_a_shared_resource_leases_what_is_wanted_and_gives_it_back() -> None:
-    sink, store = Sink(), SteadyStore()
-    shared = SharedResource(store, shared_capacity=4000, factor=1000)
-    batcher = Batcher(shared, lease=FAST, flush_interval_ms=10, capacity_interval_ms=20)
+    sink, store = Sink(), WatchedStore()
+    shared = SharedResource(store, shared_capacity=4000, factor=1000, lease=FAST)
+    batcher = Batcher(shared, flush_interval_ms=10, capacity_interval_ms=20)
     batcher.start()
     batcher.enqueue_many([Operation(Watcher(sink.write), 100, n) for n in range(5)])
     assert batcher.stop() == []
@@ -242,19 +233,19 @@ def test_a_shared_resource_leases_what_is_wanted_and_gives_it_back() -> None:
 
 
 def test_without_a_store_the_capacity_ends_at_the_local_deadline_and_comes_back() -> None:
-    sink, store = Sink(), SteadyStore()
+    sink, store = Sink(), WatchedStore()
     events: list[Event] = []
-    shared = SharedResource(store, shared_capacity=1000, factor=1000)
-    batcher = Batcher(shared, lease=FAST, flush_interval_ms=10, capacity_interval_ms=20)
+    shared = SharedResource(store, shared_capacity=1000, factor=1000, lease=FAST)
+    batcher = Batcher(shared, flush_interval_ms=10, capacity_interval_ms=20)
     batcher.add_listener(events.append)
     batcher.start()
     watcher = Watcher(sink.write)
     batcher.enqueue_many([Operation(watcher, 300, n) for n in range(6)])
     until(lambda: len(sink.payloads) >= 1)
-    store.away = True
+    store.reachable = False
     until(lambda: any(e.name == "released" for e in events))
     assert shared.capacity == 0
-    store.away = False
+    store.reachable = True
     until(lambda: len(sink.payloads) == 6)
     batcher.stop()
     names = [e.name for e in events]
@@ -262,15 +253,25 @@ def test_without_a_store_the_capacity_ends_at_the_local_deadline_and_comes_back(
 
 
 def test_a_store_that_is_away_at_start_is_an_error_that_can_be_retried() -> None:
-    store = SteadyStore()
-    store.away = True
-    batcher = Batcher(SharedResource(store, shared_capacity=10), lease=FAST)
+    store = WatchedStore()
+    store.reachable = False
+    batcher = Batcher(SharedResource(store, shared_capacity=10, lease=FAST))
     with pytest.raises(LeaseStoreUnavailable) as refused:
         batcher.start()
     assert refused.value.retry
-    store.away = False
+    store.reachable = True
     batcher.start()
     batcher.stop(0)
+
+
+def test_a_store_that_forgot_the_resource_is_told_of_it_again() -> None:
+    sink, store = Sink(), WatchedStore()
+    batcher = Batcher(SharedResource(store, shared_capacity=1000, factor=1000, lease=FAST), flush_interval_ms=10)
+    batcher.start()
+    store._states.clear()
+    batcher.enqueue(Operation(Watcher(sink.write), 10, "a"))
+    until(lambda: sink.payloads == ["a"])
+    batcher.stop()
 
 
 def test_a_charge_above_the_estimate_slows_what_follows() -> None:

@@ -121,6 +121,18 @@ def test_more_wanting_owners_than_partitions_hand_them_on_after_five_seconds() -
             assert at - empty_since[name] <= 25_000, f"{name} has nothing since {empty_since[name]}"
 
 
+def test_a_turn_is_counted_from_the_grant() -> None:
+    world = World(partitions=1)
+    world.call("A", 1, at=0)
+    world.call("B", 1, at=3_000)
+    assert indexes(world.call("A", 1, at=4_000)) == [0]
+    told = world.call("A", 1, at=5_000)
+    assert (told.grants, len(told.drop)) == ((), 1)
+    assert world.call("A", 1, at=5_010, released=told.drop).grants == ()
+    world.call("B", 1, at=5_500)
+    assert indexes(world.call("B", 1, at=6_010)) == [0]
+
+
 def test_two_oversize_heads_that_never_end_take_turns() -> None:
     world, served = World(), dict.fromkeys("AB", 0)
     for at in range(0, 60_000, 500):
@@ -309,3 +321,10 @@ def test_more_than_500_partitions_are_refused_also_at_run_time() -> None:
     with pytest.raises(ConfigError, match="ttl_ms"):
         world.store.configure("r", ttl_ms=1)
     assert world.store.status("r").config_version == 1
+
+
+def test_claims_may_be_plain_pairs() -> None:
+    world = World()
+    held = [tuple(claim) for claim in (world.call("A", 2, at=0), world.held["A"])[1]]
+    reply = world.call("A", 1, at=100, held=(held[0],), released=(held[1],))
+    assert (indexes(reply), reply.drop) == ([0], ())
