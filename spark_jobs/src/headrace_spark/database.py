@@ -1,0 +1,124 @@
+"""One small face for the two databases that can hold the job's state: SQLite and PostgreSQL.
+
+SQL is written once, with `?` for a value and only what both databases know. One connection, one caller at a time; a
+connection that was lost is opened again by the next transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+
+from headrace_core.errors import ConfigError, HeadraceError
+
+
+class StateDown(HeadraceError):
+    """The state store cannot be reached for now."""
+
+    code = "state_down"
+    retry = True
+
+
+class _Cursor(Protocol):
+    @property
+    def rowcount(self) -> int: ...
+    def fetchall(self) -> list[Any]: ...
+
+
+class Transaction:
+    """What can be done inside a transaction."""
+
+    def __init__(self, connection: Any, postgres: bool) -> None:
+        self._connection = connection
+        self._postgres = postgres
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Run one statement; returns how many rows it changed."""
+        return self._cursor(statement, values).rowcount
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        return [tuple(row) for row in self._cursor(statement, values).fetchall()]
+
+    def many(self, statement: str, values: Iterable[Sequence[Any]]) -> None:
+        """Run one statement for each of many value lists."""
+        cursor = self._connection.cursor()
+        cursor.executemany(self._sql(statement), list(values))
+
+    def _cursor(self, statement: str, values: Sequence[Any]) -> _Cursor:
+        cursor: _Cursor = self._connection.execute(self._sql(statement), tuple(values))
+        return cursor
+
+    def _sql(self, statement: str) -> str:
+        return statement.replace("?", "%s") if self._postgres else statement
+
+
+class Database:
+    """`dsn` is `sqlite:///absolute/path` or a PostgreSQL URL. Calls from several threads take turns."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._postgres = is_postgres(dsn)
+        self._open: Any = None
+        self._turn = threading.RLock()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """All or nothing; raises `StateDown` if the database is not there or gave up."""
+        with self._turn:
+            try:
+                yield from self._inside()
+            except (sqlite3.OperationalError, psycopg.OperationalError) as error:
+                self.close()
+                raise StateDown(str(error)) from error
+
+    def _inside(self) -> Iterator[Transaction]:
+        connection = self._connection()
+        connection.execute("BEGIN" if self._postgres else "BEGIN IMMEDIATE")
+        try:
+            yield Transaction(connection, self._postgres)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Give the connection back."""
+        with self._turn:
+            if self._open is not None:
+                self._open.close()
+                self._open = None
+
+    def _connection(self) -> Any:
+        if self._open is None:
+            self._open = psycopg.connect(self._dsn, autocommit=True) if self._postgres else _sqlite(self._dsn)
+        return self._open
+
+
+def is_postgres(dsn: str) -> bool:
+    """Which of the two; raises `ConfigError` for neither."""
+    if dsn.startswith(("postgresql://", "postgres://")):
+        return True
+    if dsn.startswith("sqlite:///"):
+        return False
+    raise ConfigError("dsn", f"must begin with sqlite:/// or postgresql://, not {dsn.split('://')[0]!r}")
+
+
+def sqlite_path(dsn: str) -> Path:
+    """The file of a `sqlite:///abs/path.db` URL (what follows the two slashes)."""
+    return Path(dsn.removeprefix("sqlite://"))
+
+
+def _sqlite(dsn: str) -> sqlite3.Connection:
+    path = sqlite_path(dsn)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection

@@ -1,0 +1,1 @@
+"""Thin mains: they build things and run them. Spark is imported here and nowhere else."""

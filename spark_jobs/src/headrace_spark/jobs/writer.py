@@ -1,0 +1,298 @@
+"""`python -m headrace_spark.jobs.writer --config FILE.toml`: build the parts, run the query, end with an exit code.
+
+Theory: Spark's thread brings one micro-batch after the other to `_Query.write`; the main thread only waits, for the
+signal to stop, for a new value of `maxOffsetsPerTrigger`, or for the end of the query. A stop takes the turn that each
+micro-batch takes, so it falls between two of them, or after `stop_timeout_ms` into one, which then stays uncommitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import structlog
+
+from headrace_core.errors import ConfigError, HeadraceError
+from headrace_spark import checkpoint, exits, offsets
+from headrace_spark.database import Database, is_postgres, sqlite_path
+from headrace_spark.ledger import Ledger
+from headrace_spark.metrics import Collector, MetricsServer, Progress
+from headrace_spark.outbox import KafkaOutbox
+from headrace_spark.pacing import Pacer
+from headrace_spark.settings import Settings, load
+from headrace_spark.sinks.port import Batch, Sink, SinkDown
+from headrace_spark.sinks.postgres import PostgresSink
+from headrace_spark.sinks.sqlite import SqliteSink
+from headrace_spark.writing import BatchWriter
+
+CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+_PATIENCE_MS: Final = 30_000
+_log = structlog.get_logger("headrace_spark")
+
+
+class _Query:
+    """One start of the streaming query and the micro-batches it brings."""
+
+    def __init__(self, job: _Job, limit: int, partitions: int) -> None:
+        self._job = job
+        self._partitions = partitions
+        self._drift = offsets.Drift(limit)
+        self._started = threading.Event()
+        self._id = ""
+        self.failure: HeadraceError | None = None
+        self.again = threading.Event()
+
+    def named(self, query_id: str) -> None:
+        """The query has its id now."""
+        self._id = query_id
+        self._started.set()
+
+    def write(self, frame: Any, batch_id: int) -> None:
+        """foreachBatch: give the micro-batch its effect; raising leaves it uncommitted."""
+        self._started.wait()
+        with self._job.turn:
+            if self._job.stop.is_set() or self.again.is_set():
+                raise exits.Stopping("told to stop before this micro-batch")
+            try:
+                self._write(frame, Batch(self._id, batch_id))
+            except HeadraceError as error:
+                self.failure = error
+                raise
+
+    def _write(self, frame: Any, batch: Batch) -> None:
+        from headrace_spark.jobs.frames import reports
+
+        job = self._job
+        began = time.monotonic()
+        job.progress.begin(batch.batch_id)
+        hit = job.writer.done(batch)
+        if not hit:
+            counts = job.writer.write(batch, reports(frame, job.settings.max_document_bytes))
+            _log.info("micro-batch", batch_id=batch.batch_id, **counts.items())
+        job.progress.end(time.monotonic() - began, hit)
+        if self._drift.off(job.limit(self._partitions)):
+            self.again.set()
+
+
+class _Job:
+    """The parts of one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.stop = threading.Event()
+        self.turn = threading.Lock()
+        self.ledger = Ledger(Database(settings.state_dsn), settings.job, settings.seen_retention_ms)
+        self.sink = _sink(settings)
+        self.pacer = Pacer(settings.capacity, settings.headroom)
+        self.progress = Progress(max(5 * settings.trigger_ms, _PATIENCE_MS))
+        self.writer = BatchWriter(
+            settings,
+            self.ledger,
+            self.sink,
+            KafkaOutbox(settings.kafka, settings.dead_letter_topic),
+            self.pacer,
+            stopping=self.stop.is_set,
+            advanced=self.progress.advance,
+            sleep=self.stop.wait,
+        )
+
+    def limit(self, partitions: int) -> int:
+        """`maxOffsetsPerTrigger` as of now."""
+        settings = self.settings
+        mean = self.ledger.mean_cost() or settings.expected_cost_per_record
+        return offsets.per_trigger(settings.usable, settings.share, settings.trigger_ms, mean, partitions)
+
+    def collector(self) -> Collector:
+        """The metrics of this process and of all before it."""
+        return Collector(self.ledger.totals, self.progress, self.settings.usable, self.pacer.used)
+
+
+def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False) -> int:
+    """Run the job until it ends or is told to stop; returns the exit code."""
+    job = _Job(settings)
+    try:
+        job.ledger.prepare()
+        folder = Path(settings.checkpoint).resolve()
+        checkpoint.check(job.ledger.query(), folder, new_query=new_query, new_checkpoint=new_checkpoint)
+        job.sink.prepare()
+        _on_signals(job.stop)
+        return _run_observed(job, folder)
+    finally:
+        job.pacer.stop()
+
+
+def _run_observed(job: _Job, folder: Path) -> int:
+    if job.settings.metrics_port is None:
+        return _run_spark(job, folder)
+    server = MetricsServer(job.collector(), job.progress, job.settings.metrics_port)
+    server.start()
+    _log.info("metrics", port=server.port)
+    try:
+        return _run_spark(job, folder)
+    finally:
+        server.stop()
+
+
+def _run_spark(job: _Job, folder: Path) -> int:
+    spark = _session(job.settings)
+    try:
+        again = True
+        while again and not job.stop.is_set():
+            again = _run_query(job, spark, folder)
+        return exits.DONE
+    finally:
+        spark.stop()
+
+
+def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
+    """One start of the query. True if it wants to be started again with another limit."""
+    partitions = _partitions(job.settings)
+    limit = job.limit(partitions)
+    work = _Query(job, limit, partitions)
+    writer = _stream(spark, job.settings, limit).writeStream.foreachBatch(work.write)
+    trigger = (
+        {"availableNow": True}
+        if job.settings.available_now
+        else {"processingTime": f"{job.settings.trigger_ms} milliseconds"}
+    )
+    query = writer.option("checkpointLocation", folder.as_uri()).trigger(**trigger).start()
+    job.ledger.remember(query.id, str(folder))
+    work.named(query.id)
+    _log.info("started", query_id=query.id, max_offsets_per_trigger=limit, topics=job.settings.subscribed)
+    while query.isActive and not job.stop.is_set() and not work.again.is_set():
+        job.stop.wait(0.1)
+    if query.isActive:
+        _stop(job, query)
+        return work.again.is_set()
+    if work.failure is not None:
+        raise work.failure
+    error = query.exception()
+    if error is not None:
+        raise error
+    return False
+
+
+def _stop(job: _Job, query: Any) -> None:
+    """Between two micro-batches, or after `stop_timeout_ms` into one."""
+    own = job.turn.acquire(timeout=job.settings.stop_timeout_ms / 1000)
+    try:
+        query.stop()
+    finally:
+        if own:
+            job.turn.release()
+
+
+def _session(settings: Settings) -> Any:
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(settings.master).appName(f"headrace-{settings.job}")
+    defaults = {
+        "spark.jars.packages": CONNECTOR,
+        "spark.ui.enabled": "false",
+        "spark.speculation": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.stopTimeout": str(settings.stop_timeout_ms),
+    }
+    for name, value in {**defaults, **settings.spark}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _stream(spark: Any, settings: Settings, limit: int) -> Any:
+    options = {
+        "kafka.bootstrap.servers": settings.kafka,
+        "subscribe": ",".join(settings.subscribed),
+        "startingOffsets": "earliest",
+        "failOnDataLoss": "true",
+        "includeHeaders": "true",
+        "groupIdPrefix": f"headrace-{settings.job}",
+        "kafka.isolation.level": "read_committed",
+        "maxOffsetsPerTrigger": str(limit),
+    }
+    own = {f"kafka.{name.removeprefix('kafka.')}": value for name, value in settings.kafka_options.items()}
+    return spark.readStream.format("kafka").options(**{**own, **options}).load()
+
+
+def _partitions(settings: Settings) -> int:
+    from confluent_kafka.admin import AdminClient
+
+    topics = AdminClient({"bootstrap.servers": settings.kafka}).list_topics(timeout=30).topics
+    missing = [name for name in settings.subscribed if name not in topics]
+    if missing:
+        raise ConfigError("topics", f"not there: {', '.join(missing)}")
+    return sum(len(topics[name].partitions) for name in settings.subscribed)
+
+
+def _sink(settings: Settings) -> Sink:
+    if is_postgres(settings.sink):
+        return PostgresSink(settings.sink, settings.table)
+    return SqliteSink(sqlite_path(settings.sink), settings.table)
+
+
+def _on_signals(stop: threading.Event) -> None:
+    def told(number: int, _: FrameType | None) -> None:
+        _log.info("told to stop", signal=signal.Signals(number).name)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGINT, told)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns the exit code of spark-writer.md 10."""
+    parser = argparse.ArgumentParser(prog="headrace_spark.jobs.writer", description="Write batches into a datastore.")
+    parser.add_argument("--config", type=Path, required=True, help="the job file (TOML)")
+    parser.add_argument("--new-query", action="store_true", help="accept a query id that this job did not write with")
+    parser.add_argument("--new-checkpoint", action="store_true", help="accept another checkpoint folder")
+    given = parser.parse_args(arguments)
+    _log_to_stderr()
+    try:
+        return run(load(given.config), new_query=given.new_query, new_checkpoint=given.new_checkpoint)
+    except Exception as error:
+        code = _exit_code(error)
+        _log.error("failed", error=str(error), exit_code=code)
+        return code
+
+
+def _exit_code(error: Exception) -> int:
+    match error:
+        case ConfigError():
+            return exits.CONFIGURATION
+        case exits.CheckpointRefused():
+            return exits.CHECKPOINT
+        case exits.CorruptInput():
+            return exits.CORRUPT_INPUT
+        case SinkDown():
+            return exits.SINK_DOWN
+        case _:
+            return exits.of_message(str(error))
+
+
+def _log_to_stderr() -> None:
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.exit(code)

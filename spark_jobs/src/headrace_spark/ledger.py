@@ -1,0 +1,130 @@
+"""What the job remembers beside Spark's checkpoint (spark-writer.md 2, 7 and 10).
+
+Theory: one transaction writes the ledger row of a micro-batch, the ids of its batch documents, and adds its counts to
+the job's totals. So a micro-batch is either not done, or done and counted, at every instant; kill -9 between any two
+steps changes no number. `hr_batch_ledger` answers "is it done?", `hr_seen` "was this document written before?",
+`hr_total` "how many so far?", `hr_query` "which checkpoint does this job belong to?", `hr_dispatch` "what went out,
+when?" (monotonic ns, cost, rows), the evidence for the capacity limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from headrace_spark.counts import Counts, from_items
+from headrace_spark.database import Database, Transaction
+from headrace_spark.sinks.port import Batch
+
+RECENT: Final = 100
+_TABLES: Final = (
+    "CREATE TABLE IF NOT EXISTS hr_query (job TEXT PRIMARY KEY, query_id TEXT NOT NULL, checkpoint TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS hr_batch_ledger (query_id TEXT NOT NULL, batch_id BIGINT NOT NULL, job TEXT NOT NULL,"
+    " records BIGINT NOT NULL, rows BIGINT NOT NULL, cost BIGINT NOT NULL, committed_at BIGINT NOT NULL,"
+    " PRIMARY KEY (query_id, batch_id))",
+    "CREATE TABLE IF NOT EXISTS hr_total (job TEXT NOT NULL, name TEXT NOT NULL, value BIGINT NOT NULL,"
+    " PRIMARY KEY (job, name))",
+    "CREATE TABLE IF NOT EXISTS hr_seen (job TEXT NOT NULL, id TEXT NOT NULL, seen_at BIGINT NOT NULL,"
+    " PRIMARY KEY (job, id))",
+    "CREATE TABLE IF NOT EXISTS hr_dispatch (at_ns BIGINT NOT NULL, cost BIGINT NOT NULL, rows BIGINT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS hr_dispatch_at ON hr_dispatch (at_ns)",
+)
+_CHUNK: Final = 500
+_DAY_NS: Final = 86_400 * 1_000_000_000
+
+
+class Ledger:
+    """All calls may raise `StateDown`. `job` keeps several jobs in one store apart."""
+
+    def __init__(self, database: Database, job: str, seen_retention_ms: int = 7 * 86_400_000) -> None:
+        self._database = database
+        self._job = job
+        self._retention_ms = seen_retention_ms
+
+    def prepare(self) -> None:
+        """Create what is missing; harmless when repeated."""
+        with self._database.transaction() as at:
+            for table in _TABLES:
+                at.run(table)
+
+    def query(self) -> tuple[str, str] | None:
+        """(query id, checkpoint) of this job, None if it never ran."""
+        with self._database.transaction() as at:
+            found = at.rows("SELECT query_id, checkpoint FROM hr_query WHERE job = ?", (self._job,))
+        return (found[0][0], found[0][1]) if found else None
+
+    def remember(self, query_id: str, checkpoint: str) -> None:
+        """From now on this job belongs to this query and checkpoint."""
+        with self._database.transaction() as at:
+            at.run(
+                "INSERT INTO hr_query (job, query_id, checkpoint) VALUES (?, ?, ?) ON CONFLICT (job)"
+                " DO UPDATE SET query_id = excluded.query_id, checkpoint = excluded.checkpoint",
+                (self._job, query_id, checkpoint),
+            )
+
+    def done(self, batch: Batch) -> bool:
+        """True if this micro-batch was committed."""
+        with self._database.transaction() as at:
+            found = at.rows(
+                "SELECT 1 FROM hr_batch_ledger WHERE query_id = ? AND batch_id = ?", (batch.query_id, batch.batch_id)
+            )
+        return bool(found)
+
+    def seen(self, ids: Collection[str]) -> set[str]:
+        """Those of the document ids that an earlier micro-batch wrote."""
+        wanted, found = list(ids), set()
+        with self._database.transaction() as at:
+            for start in range(0, len(wanted), _CHUNK):
+                part = wanted[start : start + _CHUNK]
+                marks = ", ".join("?" * len(part))
+                query = f"SELECT id FROM hr_seen WHERE job = ? AND id IN ({marks})"
+                found |= {row[0] for row in at.rows(query, (self._job, *part))}
+        return found
+
+    def commit(self, batch: Batch, counts: Counts, ids: Collection[str], now_ms: int) -> bool:
+        """Write the ledger row, the ids and the totals in one transaction; False if the row stood already.
+        `now_ms` is the wall clock, for people and for the retention of the ids."""
+        with self._database.transaction() as at:
+            numbers = (counts.records, counts.rows, counts.cost, now_ms)
+            new = at.run(
+                "INSERT INTO hr_batch_ledger (query_id, batch_id, job, records, rows, cost, committed_at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (query_id, batch_id) DO NOTHING",
+                (batch.query_id, batch.batch_id, self._job, *numbers),
+            )
+            if new:
+                self._add(at, counts, ids, now_ms)
+        return bool(new)
+
+    def totals(self) -> Counts:
+        """Everything this job ever committed."""
+        with self._database.transaction() as at:
+            return from_items(dict(at.rows("SELECT name, value FROM hr_total WHERE job = ?", (self._job,))))
+
+    def mean_cost(self) -> float | None:
+        """Mean cost of a record over the last 100 committed micro-batches, None without any record."""
+        query = (
+            "SELECT sum(cost), sum(records) FROM (SELECT cost, records FROM hr_batch_ledger WHERE job = ?"
+            f" ORDER BY committed_at DESC, batch_id DESC LIMIT {RECENT}) AS recent"
+        )
+        with self._database.transaction() as at:
+            spent, records = at.rows(query, (self._job,))[0]
+        return float(spent) / float(records) if spent and records else None
+
+    def dispatch(self, at_ns: int, cost: int, rows: int) -> None:
+        """Record that a request goes out now; call it before the request does. `at_ns` is monotonic. Records are kept
+        for a day."""
+        with self._database.transaction() as at:
+            at.run("DELETE FROM hr_dispatch WHERE at_ns < ?", (at_ns - _DAY_NS,))
+            at.run("INSERT INTO hr_dispatch (at_ns, cost, rows) VALUES (?, ?, ?)", (at_ns, cost, rows))
+
+    def _add(self, at: Transaction, counts: Counts, ids: Collection[str], now_ms: int) -> None:
+        at.many(
+            "INSERT INTO hr_total (job, name, value) VALUES (?, ?, ?) ON CONFLICT (job, name)"
+            " DO UPDATE SET value = hr_total.value + excluded.value",
+            [(self._job, name, number) for name, number in counts.items().items() if number],
+        )
+        at.many(
+            "INSERT INTO hr_seen (job, id, seen_at) VALUES (?, ?, ?) ON CONFLICT (job, id) DO NOTHING",
+            [(self._job, one, now_ms) for one in sorted(ids)],
+        )
+        at.run("DELETE FROM hr_seen WHERE job = ? AND seen_at < ?", (self._job, now_ms - self._retention_ms))

@@ -1,0 +1,155 @@
+"""Prometheus metrics and health of the job (spark-writer.md 9).
+
+Theory: what must add up comes from the ledger's totals, read at each scrape, so the numbers go on where they were after
+kill -9. What only this process knows (progress, target and achieved rate, ledger hits) is a gauge beside them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from headrace_spark.counts import NAMES, Counts
+
+PREFIX: Final = "headrace_spark_"
+_HELP: Final = {
+    "records": "Kafka records read",
+    "ticks": "tick and flush records, skipped",
+    "rejected": "records refused whole",
+    "documents": "batch documents taken",
+    "documents_repeated": "batch documents that were written before",
+    "members": "members of the documents taken",
+    "members_taken": "members that were taken",
+    "members_rejected": "members refused alone",
+    "members_repeated": "members of repeated documents",
+    "members_empty": "members taken that have no measurement",
+    "text_leaves_dropped": "text leaves dropped",
+    "rows": "measurements of the members taken",
+    "inserted": "rows that are new in the sink",
+    "replaced": "rows that replaced a lower version",
+    "repeats": "rows without effect: their version or a higher one was there",
+    "requests": "requests to the sink",
+    "cost": "capacity units of the requests",
+    "microbatches": "micro-batches committed",
+}
+
+
+class Progress:
+    """What this process knows. Healthy as long as no trigger is missing for `limit_ms` while a batch is in work."""
+
+    def __init__(self, limit_ms: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._limit_ns = limit_ms * 1_000_000
+        self._clock_ns = clock_ns
+        self._lock = threading.Lock()
+        self._since_ns: int | None = None
+        self.ledger_hits = 0
+        self.batch_id = -1
+        self.batch_seconds = 0.0
+
+    def begin(self, batch_id: int) -> None:
+        """A micro-batch begins."""
+        with self._lock:
+            self.batch_id, self._since_ns = batch_id, self._clock_ns()
+
+    def advance(self) -> None:
+        """Something of it was done."""
+        with self._lock:
+            if self._since_ns is not None:
+                self._since_ns = self._clock_ns()
+
+    def end(self, seconds: float, hit: bool) -> None:
+        """The micro-batch is committed, or was before (`hit`)."""
+        with self._lock:
+            self._since_ns, self.batch_seconds = None, seconds
+            self.ledger_hits += hit
+
+    def healthy(self) -> bool:
+        """False if a micro-batch stands still for too long."""
+        with self._lock:
+            return self._since_ns is None or self._clock_ns() - self._since_ns < self._limit_ns
+
+
+class Collector:
+    """Turns totals and progress into metric families. `used` is what went out in the last second, in units."""
+
+    def __init__(
+        self, totals: Callable[[], Counts], progress: Progress, capacity: int, used: Callable[[], int]
+    ) -> None:
+        self._totals = totals
+        self._progress = progress
+        self._capacity = capacity
+        self._used = used
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at each scrape."""
+        totals = self._totals()
+        for name in NAMES:
+            yield CounterMetricFamily(PREFIX + name, _HELP[name], value=getattr(totals, name))
+        letters = CounterMetricFamily(PREFIX + "dead_letters", "dead letters by reason", labels=["reason"])
+        for reason, number in sorted(totals.dead_letters.items()):
+            letters.add_metric([reason], number)
+        yield letters
+        for name, text, value in self._gauges():
+            yield GaugeMetricFamily(PREFIX + name, text, value=value)
+
+    def _gauges(self) -> list[tuple[str, str, float]]:
+        progress = self._progress
+        return [
+            ("up", "1 as long as the process answers", 1),
+            ("ledger_hits", "micro-batches of this process that the ledger had already", progress.ledger_hits),
+            ("batch_id", "the latest micro-batch", progress.batch_id),
+            ("batch_seconds", "how long the latest micro-batch took", progress.batch_seconds),
+            ("target_rate", "units per second that may be used", self._capacity),
+            ("achieved_rate", "units that went out in the last second", self._used()),
+        ]
+
+
+class MetricsServer:
+    """/metrics and /healthz on the loopback interface; port 0 takes a free one, `port` says which."""
+
+    def __init__(self, collector: Collector, progress: Progress, port: int, host: str = "127.0.0.1") -> None:
+        registry = CollectorRegistry()
+        registry.register(collector)
+        self._server = ThreadingHTTPServer((host, port), _handler(registry, progress))
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+def _handler(registry: CollectorRegistry, progress: Progress) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                self._answer(200, generate_latest(registry))
+            elif self.path in ("/healthz", "/readyz"):
+                healthy = progress.healthy()
+                self._answer(200 if healthy else 503, b"ok\n" if healthy else b"no progress\n")
+            else:
+                self._answer(404, b"not found\n")
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Scrapes are not logged."""
+
+    return Handler

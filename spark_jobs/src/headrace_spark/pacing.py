@@ -1,0 +1,97 @@
+"""Pacing of the job's requests in the driver (capacity.md 5 and 12, spark-writer.md 6).
+
+Theory: the driver sends every request of the job, one at a time, through one batcher, so one ledger in one process
+bounds them all. A request is one operation, not batchable (spark-writer.md 4). The moment of dispatch that is recorded
+is the very clock reading that the batcher's ledger got for this dispatch, so the record shows what the rule saw.
+
+A process that starts does not know what its predecessor sent just before a kill -9, so for one second nothing goes out
+(the quarantine of capacity.md 13, in one process).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, Protocol, TypeVar
+
+from headrace_core.capacity.batcher import Batcher
+from headrace_core.capacity.operation import Batch, Operation, Watcher
+from headrace_core.capacity.resources import ProvisionedResource
+
+SECOND_NS: Final = 1_000_000_000
+FLUSH_INTERVAL_MS: Final = 25  # the Spark preset
+T = TypeVar("T")
+
+
+class Pacing(Protocol):
+    """Lets work out when the capacity has room."""
+
+    def run(self, cost: int, work: Callable[[int], T]) -> T:
+        """Wait until `cost` units fit, then call `work` with the moment of dispatch (monotonic ns)."""
+        ...
+
+    def used(self) -> int:
+        """Units that went out in the last second."""
+        ...
+
+
+class Pacer:
+    """Strict pacing for one caller at a time. `capacity` in units per second, `headroom` the part left unused. Raises
+    `CapacityConfig` for a wrong value; `stop` ends its threads."""
+
+    def __init__(self, capacity: int, headroom: float = 0.0) -> None:
+        self._last = threading.local()
+        self._free_ns = time.monotonic_ns() + SECOND_NS
+        self._sent: deque[tuple[int, int]] = deque()
+        self._watcher = Watcher(self._dispatched, on_error=_failed)
+        self._batcher = Batcher(
+            ProvisionedResource(capacity),
+            clock=self._clock,
+            flush_interval_ms=FLUSH_INTERVAL_MS,
+            max_concurrent_batches=1,
+            headroom=headroom,
+        )
+        self._batcher.start()
+
+    def run(self, cost: int, work: Callable[[int], T]) -> T:
+        """See `Pacing`. Raises what `work` raises, and `TooExpensive` for a cost above the capacity."""
+        time.sleep(max(0, self._free_ns - time.monotonic_ns()) / SECOND_NS)
+        answer: Future[T] = Future()
+        self._batcher.enqueue(Operation(self._watcher, cost, (work, answer)))
+        self._batcher.flush()
+        return answer.result()
+
+    def used(self) -> int:
+        """See `Pacing`."""
+        now = time.monotonic_ns()
+        return sum(cost for at, cost in tuple(self._sent) if now - at < SECOND_NS)
+
+    def stop(self) -> None:
+        """Nothing goes out any more."""
+        self._batcher.stop(0)
+
+    def _clock(self) -> int:
+        """The monotonic clock; each thread remembers its last reading."""
+        self._last.at_ns = time.monotonic_ns()
+        return int(self._last.at_ns)
+
+    def _dispatched(self, batch: Batch) -> None:
+        """In the thread that took the last look: its last reading is the one in the ledger."""
+        at_ns, operation = int(self._last.at_ns), batch[0]
+        while self._sent and at_ns - self._sent[0][0] >= SECOND_NS:
+            self._sent.popleft()
+        self._sent.append((at_ns, sum(operation.cost_units.values())))
+        work, answer = operation.payload
+        try:
+            answer.set_result(work(at_ns))
+        except BaseException as error:
+            answer.set_exception(error)
+
+
+def _failed(batch: Batch, error: BaseException) -> None:
+    answer: Future[Any] = batch[0].payload[1]
+    if not answer.done():
+        answer.set_exception(error)

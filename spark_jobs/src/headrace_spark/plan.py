@@ -1,0 +1,86 @@
+"""What a micro-batch means: a pure function of the tasks' reports and of the documents seen before.
+
+Theory: reports are put in the order of (topic, partition, offset). A document whose id was seen, before or in this very
+micro-batch, is a repeat and has no effect. What is left gives rows, dead letters and counts; rows give requests. The
+plan is the same whatever the number of tasks, so a replay has the same requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from headrace_spark.counts import Counts
+from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, of_report
+from headrace_spark.transforms.records import Report
+from headrace_spark.transforms.rows import Cost, Request, Row, highest, requests, rows
+
+BREAKER_ROWS = 100
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """`counts` lacks what only the sink knows: inserted, replaced and its repeats."""
+
+    requests: list[Request]
+    letters: list[DeadLetter]
+    ids: set[str]
+    counts: Counts
+
+
+def plan(reports: Iterable[Report], seen: set[str], job: str, cost: Cost, size: int) -> Plan:
+    """Plan one micro-batch. `seen` holds the document ids that earlier micro-batches wrote; `size` is the most rows of
+    a request."""
+    counts = Counts(microbatches=1)
+    found: list[Row] = []
+    letters: list[DeadLetter] = []
+    ids: set[str] = set()
+    for one in sorted(reports, key=lambda report: report.place):
+        if _fresh(one, counts, seen, ids):
+            letters += of_report(one, job)
+            if one.taken is not None:
+                ids.add(one.taken.id)
+                found += rows(one.taken)
+    kept = highest(found)
+    cut = requests(kept, cost, size)
+    counts.rows = len(found)
+    counts.repeats = len(found) - len(kept)
+    counts.requests = len(cut)
+    counts.cost = sum(request.cost for request in cut)
+    counts.dead_letters = by_reason(letters)
+    return Plan(cut, letters, ids, counts)
+
+
+def corrupt(reports: Iterable[Report], share: float) -> bool:
+    """The circuit breaker of spark-writer.md 3: more than `share` of at least 100 rows is refused. A row is a member,
+    or a record that cannot be read at all."""
+    refused = total = 0
+    for one in reports:
+        if one.taken is not None:
+            total += one.taken.members
+            refused += len(one.taken.refusals)
+        elif not one.skipped:
+            total += 1
+            refused += 1
+    return total >= BREAKER_ROWS and refused > share * total
+
+
+def _fresh(one: Report, counts: Counts, *known: set[str]) -> bool:
+    counts.records += 1
+    if one.skipped:
+        counts.ticks += 1
+        return False
+    if one.taken is None:
+        counts.rejected += 1
+        return True
+    if any(one.taken.id in ids for ids in known):
+        counts.documents_repeated += 1
+        counts.members_repeated += one.taken.members
+        return False
+    counts.documents += 1
+    counts.members += one.taken.members
+    counts.members_rejected += len(one.taken.refusals)
+    counts.members_taken += one.taken.members - len(one.taken.refusals)
+    counts.members_empty += one.taken.empty
+    counts.text_leaves_dropped += one.taken.texts
+    return True

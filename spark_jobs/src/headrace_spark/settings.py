@@ -1,0 +1,127 @@
+"""The job file: one TOML file, checked before anything starts; each message names the field."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace_core.errors import ConfigError
+from headrace_spark.database import is_postgres
+from headrace_spark.transforms.rows import Cost, cost
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Times in ms. `capacity` in units per second; `share` is the job's expected part of it; `max` is the most rows of
+    a request; `topics` defaults to `<prefix>batches`; `metrics_port` 0 takes a free port, and none means no server."""
+
+    job: str
+    kafka: str
+    checkpoint: str
+    sink: str
+    state_dsn: str
+    capacity: int
+    cost: str
+    expected_cost_per_record: float
+    prefix: str = "headrace."
+    topics: list[str] = []
+    table: str = "measurements"
+    max: int = 500
+    share: float = 1.0
+    headroom: float = 0.0
+    trigger_ms: int = 5000
+    available_now: bool = False
+    metrics_port: int | None = None
+    max_corrupt_share: float = 0.5
+    max_document_bytes: int = 8 * 1024 * 1024
+    stop_timeout_ms: int = 30_000
+    sink_down_max_ms: int = 600_000
+    seen_retention_ms: int = 7 * 86_400_000
+    allow_speculation: bool = False
+    master: str = "local[2]"
+    spark: dict[str, str] = {}
+    kafka_options: dict[str, str] = {}
+
+    @property
+    def subscribed(self) -> list[str]:
+        """The topics that the job reads."""
+        return self.topics or [f"{self.prefix}batches"]
+
+    @property
+    def dead_letter_topic(self) -> str:
+        """Where dead letters go."""
+        return f"{self.prefix}dead-letter"
+
+    @property
+    def cost_of(self) -> Cost:
+        """The cost function."""
+        return cost(self.cost)
+
+    @property
+    def usable(self) -> int:
+        """Units per second after headroom."""
+        return self.capacity * (1000 - round(self.headroom * 1000)) // 1000
+
+    @property
+    def request_rows(self) -> int:
+        """Most rows of one request: `max`, or fewer if the capacity takes fewer."""
+        largest = self.cost_of.largest(self.usable)
+        return self.max if largest < 0 else min(self.max, largest)
+
+
+def load(path: Path) -> Settings:
+    """Read and check the job file. Raises `ConfigError`."""
+    try:
+        found = msgspec.toml.decode(path.read_bytes(), type=Settings)
+    except OSError as error:
+        raise ConfigError("config", f"cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:  # a ValidationError ends with "at `$.field`" or names the missing field
+        raise ConfigError("config", str(error)) from error
+    check(found)
+    return found
+
+
+def check(found: Settings) -> None:
+    """Raise `ConfigError` for the first field that cannot work."""
+    _require(bool(_NAME.fullmatch(found.job)), "job", "must be letters, digits, '.', '_' and '-'")
+    _require(bool(found.kafka), "kafka", "must name a bootstrap server")
+    _require(bool(found.checkpoint), "checkpoint", "must name a folder")
+    _require(bool(_TABLE.fullmatch(found.table)), "table", "must be an identifier")
+    for field in ("capacity", "max", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms"):
+        _require(getattr(found, field) >= 1, field, "must be at least 1")
+    _require(found.expected_cost_per_record > 0, "expected_cost_per_record", "must be above 0")
+    _require(0 < found.share <= 1, "share", "must be above 0 and at most 1")
+    _require(0 <= found.headroom <= 0.5, "headroom", "must be from 0 to 0.5")
+    _require(0 < found.max_corrupt_share <= 1, "max_corrupt_share", "must be above 0 and at most 1")
+    for field in ("sink", "state_dsn"):
+        _dsn(field, getattr(found, field))
+    _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
+    _options(found)
+
+
+def _options(found: Settings) -> None:
+    for name in found.kafka_options:
+        _require(name not in ("group.id", "kafka.group.id"), "kafka_options", "must not set group.id")
+    speculation = str(found.spark.get("spark.speculation", "false")).lower() == "true"
+    _require(
+        not speculation or found.allow_speculation,
+        "spark.speculation",
+        "must be false, because a twin task spends twice (allow_speculation = true overrides)",
+    )
+
+
+def _dsn(field: str, value: str) -> None:
+    try:
+        is_postgres(value)
+    except ConfigError as error:
+        raise ConfigError(field, str(error).partition(": ")[2]) from None
+
+
+def _require(holds: Any, field: str, problem: str) -> None:
+    if not holds:
+        raise ConfigError(field, problem)

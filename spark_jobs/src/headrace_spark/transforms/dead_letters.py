@@ -1,0 +1,93 @@
+"""Dead letters of the writer (spark-writer.md 3): the JSON shape of the other services plus the place in the topic.
+
+Theory: a dead letter is a pure function of the record and the refusal, so a replay writes the same bytes under the same
+`id` header, and a reader can drop the repeat. `lost_at` is therefore the record's time in its topic, not a clock.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from headrace_spark.transforms.records import Record, Report
+
+MAX_PAYLOAD: Final = 512 * 1024
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A record for `<prefix>dead-letter`; the key is the original's."""
+
+    key: bytes | None
+    value: bytes
+    headers: list[tuple[str, bytes]]
+    reason: str
+
+
+def of_report(report: Report, job: str) -> Iterator[DeadLetter]:
+    """One letter for a refused record, else one for each refused member."""
+    if report.record is None:
+        return
+    if report.taken is None:
+        yield letter(report.record, job, report.reason, report.detail)
+        return
+    for refusal in report.taken.refusals:
+        yield letter(report.record, job, refusal.reason, refusal.detail, refusal.element)
+
+
+def letter(record: Record, job: str, reason: str, detail: str, element: int | None = None) -> DeadLetter:
+    """The dead letter of `record`, or of its member `element`."""
+    receipt = _receipt_ms(record)
+    document: dict[str, Any] = {
+        "reason": reason,
+        "detail": detail,
+        "root": (_text(record.key) or "").split("/")[0],
+        "topic": record.topic,
+        **_payload(record.value or b""),
+        "receipt_time": receipt,
+        "lost_at": record.append_ms,
+        "partition": record.partition,
+        "offset": record.offset,
+        "key": _text(record.key),
+        "headers": {name: _text(value) for name, value in record.headers},
+        "job": job,
+        "attempts": 1,
+    }
+    place = f"{job}:{record.partition}:{record.offset}"
+    if element is not None:
+        document["element"] = element
+        place += f":{element}"
+    value = json.dumps(document, separators=(",", ":")).encode()
+    stage = f"spark.{job}"
+    return DeadLetter(record.key, value, [("id", place.encode()), ("stage", stage.encode())], reason)
+
+
+def by_reason(letters: Iterable[DeadLetter]) -> dict[str, int]:
+    """How many letters each reason has."""
+    counts: dict[str, int] = {}
+    for one in letters:
+        counts[one.reason] = counts.get(one.reason, 0) + 1
+    return counts
+
+
+def _payload(value: bytes) -> dict[str, Any]:
+    cut = value[:MAX_PAYLOAD]
+    more = {"truncated": True} if len(value) > MAX_PAYLOAD else {}
+    try:
+        return {"payload": cut.decode("utf-8"), **more}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(cut).decode("ascii"), **more}
+
+
+def _receipt_ms(record: Record) -> int:
+    for name, value in reversed(record.headers):
+        if name == "receipt_time" and value is not None and value.isdigit() and len(value) <= 18:
+            return int(value)
+    return record.append_ms
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "backslashreplace")

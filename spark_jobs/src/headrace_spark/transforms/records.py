@@ -1,0 +1,67 @@
+"""From one Kafka record to what a task reports about it (spark-writer.md 2, 3 and 7).
+
+Theory: a record is skipped (a tick or a flush), rejected, or taken; exactly one of the three. The report is everything
+that the driver needs: measurements, and for dead letters the record itself, unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from headrace_spark.transforms.decode import Rejected, decode
+from headrace_spark.transforms.measurements import Taken, measurements
+
+Headers = list[tuple[str, bytes | None]]
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """A Kafka record as it came; `append_ms` is its time in the topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    append_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True):
+    """What became of the record at (topic, partition, offset). `record` is there only if something of it is refused."""
+
+    topic: str
+    partition: int
+    offset: int
+    skipped: bool = False
+    taken: Taken | None = None
+    reason: str = ""
+    detail: str = ""
+    record: Record | None = None
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Where the record stands; reports are put in this order, whatever task they come from."""
+        return self.topic, self.partition, self.offset
+
+
+def report(record: Record, max_bytes: int) -> Report:
+    """Decode one record; nothing is raised for bad content."""
+    place = (record.topic, record.partition, record.offset)
+    if kind(record.headers) in (b"tick", b"flush"):
+        return Report(*place, skipped=True)
+    try:
+        taken = measurements(decode(record.value, max_bytes))
+    except Rejected as error:
+        return Report(*place, reason=error.reason, detail=error.detail, record=record)
+    return Report(*place, taken=taken, record=record if taken.refusals else None)
+
+
+def kind(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
+    """The last header `kind`, as Kafka readers take the last of equals."""
+    found = None
+    for name, value in headers:
+        if name == "kind":
+            found = value
+    return found

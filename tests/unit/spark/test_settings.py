@@ -1,0 +1,86 @@
+"""The job file: defaults, and a message that names the field for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace_core.errors import ConfigError
+from headrace_spark.settings import check, load
+from tests.unit.spark.fakes import job
+
+_GOOD = {
+    "job": "writer",
+    "kafka": "127.0.0.1:1",
+    "checkpoint": "/c",
+    "sink": "sqlite:////s.db",
+    "state_dsn": "sqlite:////t.db",
+    "capacity": 100,
+    "cost": "per_row(2)",
+    "expected_cost_per_record": 20,
+}
+
+
+def write(folder: Path, **changes: object) -> Path:
+    values = {name: value for name, value in {**_GOOD, **changes}.items() if value is not None}
+    file = folder / "job.toml"
+    file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
+    return file
+
+
+def test_a_small_job_file_is_enough(tmp_path: Path) -> None:
+    found = load(write(tmp_path, prefix="h."))
+    assert found.subscribed == ["h.batches"]
+    assert found.dead_letter_topic == "h.dead-letter"
+    assert (found.max, found.request_rows, found.trigger_ms) == (500, 50, 5000)
+
+
+def test_headroom_makes_requests_smaller(tmp_path: Path) -> None:
+    found = load(write(tmp_path, headroom=0.25))
+    assert (found.usable, found.request_rows) == (75, 37)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"capacity": "many"}, "capacity"),
+        ({"capacity": 0}, "capacity"),
+        ({"capacity": 1}, "cost"),
+        ({"cost": "free"}, "cost"),
+        ({"job": "a b"}, "job"),
+        ({"kafka": None}, "kafka"),
+        ({"kafka": ""}, "kafka"),
+        ({"checkpoint": ""}, "checkpoint"),
+        ({"sink": "mysql://x"}, "sink"),
+        ({"state_dsn": "x.db"}, "state_dsn"),
+        ({"table": 'a"; drop'}, "table"),
+        ({"share": 1.5}, "share"),
+        ({"headroom": 0.9}, "headroom"),
+        ({"expected_cost_per_record": 0}, "expected_cost_per_record"),
+        ({"max_corrupt_share": 0}, "max_corrupt_share"),
+        ({"trigger_ms": 0}, "trigger_ms"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, **changes))
+    assert field in str(caught.value)
+
+
+def test_a_missing_file_and_bad_toml_are_configuration_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="config"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("= 1")
+    with pytest.raises(ConfigError, match="config"):
+        load(tmp_path / "bad.toml")
+
+
+def test_a_consumer_group_and_speculation_are_refused() -> None:
+    with pytest.raises(ConfigError, match="kafka_options"):
+        check(job(kafka_options={"kafka.group.id": "mine"}))
+    with pytest.raises(ConfigError, match="speculation"):
+        check(job(spark={"spark.speculation": "true"}))
+    check(job(spark={"spark.speculation": "true"}, allow_speculation=True))
