@@ -21,7 +21,7 @@ from headrace.jars import kafka_jars
 from headrace.java import java
 from headrace_core.errors import HeadraceError
 
-MESSAGE_BYTES = 8 * 1024 * 1024
+MESSAGE_BYTES = 9_000_000  # above the 8 MiB record batches of the changelogs
 READY_S = 60
 
 LOG4J = """<Configuration status="ERROR">
