@@ -1,0 +1,118 @@
+"""Keys and values of the batcher's state. Integers are big-endian and shifted, so that byte order is number order.
+
+| key | value | |
+|---|---|---|
+| `c` | clock, next batch number, next arrival number | primary |
+| `b` source, from falling, number falling | the open batch without its members | primary |
+| `m` number, event time, arrival | one member | primary |
+| `h` source, event time, type | empty while its batch is open, then `closed_at` | primary |
+| `a` source, from, number | | derived of `b` |
+| `d` deadline, number | key of the batch | derived of `b` |
+| `t` number, type | | derived of `m` |
+| `x` closed_at, key of `h` | | derived of `h` |
+
+`from` falls in `b`, so that the first item at or after an event time is the latest window that starts at or before it;
+it rises in `a`, so that the first item after it is the next window above.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PRIMARY = b"cbmh"
+CLOCK = b"c"
+SHIFT = 1 << 63
+TOP = (1 << 64) - 1
+LOWEST_MS, HIGHEST_MS = -(1 << 62), (1 << 62) - 1
+"""Times that a key can hold with room for windows and deadlines; an event time outside is not readable."""
+
+
+class Clock(msgspec.Struct, frozen=True, array_like=True):
+    """Clock of the partition and the numbers given out so far."""
+
+    now_ms: int
+    batches: int = 0
+    arrivals: int = 0
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True):
+    """An open batch. Its window, deadline and limits are those of the configuration at its opening."""
+
+    number: int
+    from_ms: int
+    until_ms: int
+    opened_ms: int
+    deadline_ms: int
+    type: str
+    members: int
+    size: int
+    max_members: int
+    max_bytes: int
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """A member: type, receipt, encoded value."""
+
+    type: str
+    received_ms: int
+    value: bytes
+
+
+def rising(number: int) -> bytes:
+    """8 bytes in the order of signed numbers."""
+    return (number + SHIFT).to_bytes(8)
+
+
+def falling(number: int) -> bytes:
+    """8 bytes in the reverse order of signed numbers."""
+    return (TOP - number - SHIFT).to_bytes(8)
+
+
+def number_of(eight: bytes) -> int:
+    """The number that `rising` wrote."""
+    return int.from_bytes(eight) - SHIFT
+
+
+def named(source: str) -> bytes:
+    """The source with its length, so that no source is the beginning of another's keys."""
+    text = source.encode("utf-8", "surrogatepass")
+    return len(text).to_bytes(4) + text
+
+
+def after(prefix: bytes) -> bytes:
+    """The end of a scan over all keys that start with `prefix`; none of them goes on with eight 0xff bytes."""
+    return prefix + b"\xff" * 9
+
+
+def open_key(source: str, from_ms: int, number: int) -> bytes:
+    return b"b" + named(source) + falling(from_ms) + falling(number)
+
+
+def above_key(source: str, from_ms: int, number: int) -> bytes:
+    return b"a" + named(source) + rising(from_ms) + rising(number)
+
+
+def due_key(deadline_ms: int, number: int) -> bytes:
+    return b"d" + rising(deadline_ms) + rising(number)
+
+
+def member_key(number: int, event_ms: int, arrival: int) -> bytes:
+    return b"m" + rising(number) + rising(event_ms) + rising(arrival)
+
+
+def type_key(number: int, type_: str) -> bytes:
+    return b"t" + rising(number) + type_.encode("utf-8", "surrogatepass")
+
+
+def identity_key(source: str, event_ms: int, type_: str) -> bytes:
+    return b"h" + named(source) + rising(event_ms) + type_.encode("utf-8", "surrogatepass")
+
+
+def forget_key(closed_ms: int, identity: bytes) -> bytes:
+    return b"x" + rising(closed_ms) + identity
+
+
+def source_of(key: bytes) -> str:
+    """The source in a key of family `b`."""
+    length = int.from_bytes(key[1:5])
+    return key[5 : 5 + length].decode("utf-8", "surrogatepass")

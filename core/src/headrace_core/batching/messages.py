@@ -1,0 +1,62 @@
+"""What goes into the batcher and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a message was rejected (batching.md 6)."""
+
+    INVALID = "invalid"
+    DUPLICATE = "duplicate"
+    FUTURE = "future"
+    LATE = "late"
+
+
+class Close(StrEnum):
+    """What ended a batch (batching.md 8)."""
+
+    TIMEOUT = "timeout"
+    FLUSH = "flush"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A readable measurement: `event_ms` when it was generated, `value` its encoded JSON value."""
+
+    source: str
+    type: str
+    event_ms: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A message in a batch; `received_ms` is the clock when it was taken."""
+
+    type: str
+    event_ms: int
+    received_ms: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """An emitted batch. `from_ms` is the smallest event time of its members, which are in order."""
+
+    id: str
+    source: str
+    from_ms: int
+    opened_ms: int
+    closed_ms: int
+    close: Close
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The message of this record is in no batch."""
+
+    reason: Reason
