@@ -116,22 +116,22 @@ def restored(state: MemoryState) -> MemoryState:
 CONFIG = st.builds(
     BatchingConfig,
     window=st.sampled_from([0, 1, 10, 50]),
-    timeout=st.sampled_from([1, 20, 100]),
-    dedup_horizon=st.sampled_from([None, 0, 30]),
+    timeout=st.sampled_from([1, 20]),
+    dedup_horizon=st.sampled_from([None, 0, 1, 30]),
     max_future_skew=st.sampled_from([None, 0, 20]),
     max_lateness=st.sampled_from([None, 0, 40]),
     max_members=st.sampled_from([1, 2, 1000]),
 )
 STEP = st.tuples(
     st.sampled_from(["message"] * 8 + ["tick", "flush", "unreadable", "restore"]),
-    st.sampled_from(["a", "ab", "ä\U0001f600"]),
+    st.sampled_from(["a", "a", "ä\U0001f600"]),
     st.sampled_from(["", "t", "u"]),
-    st.sampled_from([-50, -20, -1, 0, 1, 10, 11, 20, 21]),
+    st.sampled_from([-50, -20, -1, 0, 1, 10, 11, 20, 21, 21, 21]),
     st.sampled_from([-5, 0, 0, 1, 1, 9, 20, 30, 100]),
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(CONFIG, st.lists(STEP, max_size=60))
 def test_it_agrees_with_the_model_whatever_comes(
     config: BatchingConfig, steps: list[tuple[str, str, str, int, int]]
@@ -143,7 +143,7 @@ def test_it_agrees_with_the_model_whatever_comes(
         receipt += passed
         batcher = Batcher(state, config)
         if do == "message":
-            event = receipt + ahead
+            event = BASE + 20 if ahead == 21 else receipt + ahead  # a fixed time comes again and again
             outputs = batcher.message(Message(source, type_, event, b"1"), receipt)
             expected = model.message(source, type_, event, receipt)
         elif do == "flush":

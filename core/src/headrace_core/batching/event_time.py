@@ -1,0 +1,45 @@
+"""The event time of a payload (architecture.md, from data to batcher message)."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from decimal import Decimal
+
+from headrace_core.batching.keys import HIGHEST_MS, LOWEST_MS
+
+RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+
+
+def event_ms(time: object) -> int | None:
+    """Milliseconds since 1970 of RFC 3339 text with offset, or of Unix seconds as a number; fractions are cut off.
+
+    None: it is neither, or beyond what the state can hold.
+    """
+    if isinstance(time, str):
+        found = _of_text(time)
+    elif isinstance(time, int | Decimal) and not isinstance(time, bool):
+        found = _of_seconds(Decimal(time))
+    else:
+        return None
+    return found if found is not None and LOWEST_MS <= found <= HIGHEST_MS else None
+
+
+def _of_text(text: str) -> int | None:
+    match = RFC3339.fullmatch(text)
+    if match is None:
+        return None
+    day, clock, fraction, offset = match.groups()
+    try:
+        moment = datetime.fromisoformat(f"{day}T{clock}{offset.upper().replace('Z', '+00:00')}")
+    except ValueError:
+        return None
+    since = moment - EPOCH
+    return (since.days * 86400 + since.seconds) * 1000 + int((fraction or "")[:3].ljust(3, "0"))
+
+
+def _of_seconds(seconds: Decimal) -> int | None:
+    if not seconds.is_finite() or seconds.adjusted() > 18:
+        return None
+    return int(seconds.scaleb(3).to_integral_value("ROUND_FLOOR"))
