@@ -9,6 +9,7 @@ wanted. Times are milliseconds of the caller's monotonic clock.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class RateLimiter(Protocol):
     def throttled(self, share: float) -> None: ...
 
 
-class Resource:
+class Resource(ABC):
     """Base of both. Events wait in `log` until they are taken."""
 
     def __init__(self) -> None:
@@ -55,12 +56,14 @@ class Resource:
         self.pause_wanted_ms = 0
 
     @property
+    @abstractmethod
     def held_units(self) -> dict[str, int]:
-        raise NotImplementedError
+        """Capacity held, units per second by dimension."""
 
     @property
+    @abstractmethod
     def max_units(self) -> dict[str, int]:
-        raise NotImplementedError
+        """The most that could ever be held, by dimension."""
 
     @property
     def capacity(self) -> int | dict[str, int]:
@@ -85,8 +88,9 @@ class Resource:
             self.started = False
             self.log.emit("shutdown")
 
+    @abstractmethod
     def request(self, cost: Amount, head: Amount = 0) -> None:
-        raise NotImplementedError
+        """Say what is wanted: units per second, and the units of the operation at the head."""
 
     def throttled(self, share: float) -> None:
         """Share of refused or timed-out requests of the last second, 0 to 1, for the adaptive factor."""
@@ -101,13 +105,13 @@ class Resource:
         until, self.pause_until_ms = self.pause_until_ms, None
         return until
 
-    def expire(self, now_ms: int) -> None:
+    def expire(self, now_ms: int) -> None:  # noqa: B027 - a fixed resource holds nothing that ends
         """Let go of what ends at `now_ms` or before."""
 
     def next_deadline_ms(self) -> int | None:
         return None
 
-    def give_back(self, now_ms: int) -> None:
+    def give_back(self, now_ms: int) -> None:  # noqa: B027 - a fixed resource has nothing to give back
         """The batcher has stopped: want nothing, use nothing."""
 
     def set_shared_capacity(self, capacity: Amount) -> InForce:  # noqa: ARG002

@@ -79,6 +79,9 @@ def _config_class(stage_class: Any) -> Any:
 
 
 def _config(name: str, config_class: Any, values: Mapping[str, Any]) -> Any:
+    unknown = sorted(set(values) - set(get_type_hints(config_class)))
+    if unknown:
+        raise ConfigError(f"{name}.{unknown[0]}", "there is no such setting")
     try:
         return msgspec.convert(values, config_class)
     except msgspec.ValidationError as error:
