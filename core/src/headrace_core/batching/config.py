@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from headrace_core.errors import ConfigError
 
+HIGHEST = 10**17
+"""The largest value of a setting: three million years, and with ten times that a time still fits its key."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchingConfig:
@@ -35,5 +38,5 @@ class BatchingConfig:
 
 
 def _at_least(name: str, value: object, lowest: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-        raise ConfigError(name, f"must be a whole number of {lowest} or more, not {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= HIGHEST:
+        raise ConfigError(name, f"must be a whole number from {lowest} to {HIGHEST}, not {value!r}")

@@ -20,7 +20,7 @@ import msgspec
 from headrace_core.batching import keys
 from headrace_core.batching.config import BatchingConfig
 from headrace_core.batching.keys import Clock, Kept, Open
-from headrace_core.batching.messages import Batch, Close, Member, Message, Reason, Rejected
+from headrace_core.batching.messages import Batch, Cause, Close, Member, Message, Reason, Rejected
 from headrace_core.state import State
 
 Output = Batch | Rejected
@@ -32,11 +32,17 @@ _kept = msgspec.msgpack.Decoder(Kept).decode
 
 
 class Batcher:
-    """Applies records in log order to `state`; holds nothing itself."""
+    """Applies records in log order to `state`; holds nothing itself.
+
+    `opened` and `forgotten` tell what was done that is no output, for the counters: why each batch was opened, and how
+    many identities went out of the history, since this object was made.
+    """
 
     def __init__(self, state: State, config: BatchingConfig) -> None:
         self._state = state
         self._config = config
+        self.opened: list[Cause] = []
+        self.forgotten = 0
 
     def message(self, message: Message, receipt_ms: int) -> list[Output]:
         """A readable message received at `receipt_ms`. Returns what fell due, then a rejection if there is one."""
@@ -86,7 +92,9 @@ class Batcher:
         return batches
 
     def _refusal(self, message: Message, now_ms: int) -> Reason | None:
-        """6.4, then 6.5; a message exactly at a limit is accepted."""
+        """6.3 for a time that no key can hold, 6.4, then 6.5; a message exactly at a limit is accepted."""
+        if not keys.LOWEST_MS <= message.event_ms <= keys.HIGHEST_MS:
+            return Reason.INVALID
         if self._known(keys.identity_key(message.source, message.event_ms, message.type), now_ms):
             return Reason.DUPLICATE
         skew, lateness = self._config.max_future_skew, self._config.max_lateness
@@ -98,13 +106,14 @@ class Batcher:
 
     def _known(self, identity: bytes, now_ms: int) -> bool:
         """7: while its batch is open, then while clock <= closed_at + horizon."""
-        closed = self._state.get(identity)
-        return closed is not None and (not closed or now_ms <= keys.number_of(closed) + self._config.horizon)
+        last = self._state.get(identity)
+        return last is not None and (not last or now_ms <= keys.number_of(last))
 
     def _take(self, message: Message, clock: Clock) -> None:
         """6.6 to 6.8."""
         covering = self._covering(message)
-        if covering is not None and self._joins(message, covering):
+        cause = Cause.NEW if covering is None else self._obstacle(message, covering)
+        if covering is not None and cause is None:
             joined = msgspec.structs.replace(
                 covering, members=covering.members + 1, size=covering.size + len(message.value)
             )
@@ -115,6 +124,7 @@ class Batcher:
             cut = msgspec.structs.replace(covering, until_ms=message.event_ms)
             self._state.put(keys.open_key(message.source, cut.from_ms, cut.number), _encode(cut))
         self._begin(message, clock)
+        self.opened += [cause] if cause is not None else []
 
     def _covering(self, message: Message) -> Open | None:
         """The open batch of the source whose window covers the event time; windows are disjoint, so the nearest."""
@@ -124,10 +134,12 @@ class Batcher:
             return batch if message.event_ms < batch.until_ms else None
         return None
 
-    def _joins(self, message: Message, batch: Open) -> bool:
-        if batch.members >= batch.max_members or batch.size + len(message.value) > batch.max_bytes:
-            return False
-        return self._state.get(keys.type_key(batch.number, message.type)) is None
+    def _obstacle(self, message: Message, batch: Open) -> Cause | None:
+        """What keeps the message out of the batch that covers it (6.7); None: it joins (6.6)."""
+        if self._state.get(keys.type_key(batch.number, message.type)) is not None:
+            return Cause.CONFLICT
+        full = batch.members >= batch.max_members or batch.size + len(message.value) > batch.max_bytes
+        return Cause.FULL if full else None
 
     def _begin(self, message: Message, clock: Clock) -> None:
         """6.8: `[t, t + window]`, cut short by the lowest open `from` above `t`."""
@@ -148,6 +160,7 @@ class Batcher:
             size=len(message.value),
             max_members=self._config.max_members,
             max_bytes=self._config.max_batch_bytes,
+            horizon=self._config.horizon,
         )
         key = keys.open_key(message.source, from_ms, batch.number)
         self._state.put(key, _encode(batch))
@@ -167,28 +180,29 @@ class Batcher:
         raw = self._state.get(key)
         assert raw is not None, f"a deadline without its batch: {due!r}"
         batch, source = _open(raw), keys.source_of(key)
-        members = tuple(self._taken_out(source, batch.number, closed_ms))
+        members = tuple(self._taken_out(source, batch.number, closed_ms + batch.horizon))
         for gone in (key, due, keys.above_key(source, batch.from_ms, batch.number)):
             self._state.delete(gone)
         id_ = batch_id(source, batch.type, batch.from_ms, batch.opened_ms)
         return Batch(id_, source, batch.from_ms, batch.opened_ms, closed_ms, close, members)
 
-    def _taken_out(self, source: str, number: int, closed_ms: int) -> list[Member]:
+    def _taken_out(self, source: str, number: int, last_ms: int) -> list[Member]:
+        """The members, in order; their identities stay known until `last_ms`, by the settings of the opening (3)."""
         members = []
         for key, raw in list(self._state.scan(b"m" + keys.rising(number), b"m" + keys.rising(number + 1))):
             kept, event_ms = _kept(raw), keys.number_of(key[9:17])
             members.append(Member(kept.type, event_ms, kept.received_ms, kept.value))
             self._state.delete(key)
             self._state.delete(keys.type_key(number, kept.type))
-            identity, closed = keys.identity_key(source, event_ms, kept.type), keys.rising(closed_ms)
-            self._state.put(identity, closed)
-            derive(self._state, identity, closed)
+            identity, last = keys.identity_key(source, event_ms, kept.type), keys.rising(last_ms)
+            self._state.put(identity, last)
+            derive(self._state, identity, last)
         return members
 
     def _forget(self, now_ms: int) -> None:
         """7: the history is trimmed from its old end, `closed_at + horizon < clock`."""
-        end = b"x" + keys.rising(now_ms - self._config.horizon)
-        for key, _ in list(self._state.scan(b"x", end)):
+        for key, _ in list(self._state.scan(b"x", b"x" + keys.rising(now_ms))):
+            self.forgotten += 1
             self._state.delete(key)
             self._state.delete(key[9:])
 

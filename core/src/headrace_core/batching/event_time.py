@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from decimal import Decimal
+from decimal import ROUND_FLOOR, Context, Decimal
 
 from headrace_core.batching.keys import HIGHEST_MS, LOWEST_MS
 
 RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+EXACT = Context(prec=40)
+"""More digits than a time in range has, so that cutting is the only rounding."""
+MILLISECOND = Decimal("0.001")
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
@@ -42,4 +45,5 @@ def _of_text(text: str) -> int | None:
 def _of_seconds(seconds: Decimal) -> int | None:
     if not seconds.is_finite() or seconds.adjusted() > 18:
         return None
-    return int(seconds.scaleb(3).to_integral_value("ROUND_FLOOR"))
+    cut = seconds.quantize(MILLISECOND, rounding=ROUND_FLOOR, context=EXACT)
+    return int(cut.scaleb(3, context=EXACT))

@@ -5,11 +5,11 @@
 | `c` | clock, next batch number, next arrival number | primary |
 | `b` source, from falling, number falling | the open batch without its members | primary |
 | `m` number, event time, arrival | one member | primary |
-| `h` source, event time, type | empty while its batch is open, then `closed_at` | primary |
+| `h` source, event time, type | empty while its batch is open, then `closed_at` + horizon | primary |
 | `a` source, from, number | | derived of `b` |
 | `d` deadline, number | key of the batch | derived of `b` |
 | `t` number, type | | derived of `m` |
-| `x` closed_at, key of `h` | | derived of `h` |
+| `x` closed_at + horizon, key of `h` | | derived of `h` |
 
 `from` falls in `b`, so that the first item at or after an event time is the latest window that starts at or before it;
 it rises in `a`, so that the first item after it is the next window above.
@@ -48,6 +48,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     size: int
     max_members: int
     max_bytes: int
+    horizon: int
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -108,8 +109,9 @@ def identity_key(source: str, event_ms: int, type_: str) -> bytes:
     return b"h" + named(source) + rising(event_ms) + type_.encode("utf-8", "surrogatepass")
 
 
-def forget_key(closed_ms: int, identity: bytes) -> bytes:
-    return b"x" + rising(closed_ms) + identity
+def forget_key(last_ms: int, identity: bytes) -> bytes:
+    """`last_ms`: the last clock at which the identity is remembered."""
+    return b"x" + rising(last_ms) + identity
 
 
 def source_of(key: bytes) -> str:

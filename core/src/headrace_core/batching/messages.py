@@ -22,6 +22,14 @@ class Close(StrEnum):
     FLUSH = "flush"
 
 
+class Cause(StrEnum):
+    """Why a message opened a batch (batching.md 6.7, 6.8)."""
+
+    NEW = "new"
+    CONFLICT = "conflict"
+    FULL = "full"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """A readable measurement: `event_ms` when it was generated, `value` its encoded JSON value."""

@@ -21,7 +21,7 @@ from headrace_core.batching.config import BatchingConfig
 from headrace_core.batching.engine import Batcher, derive
 from headrace_core.batching.event_time import event_ms
 from headrace_core.batching.keys import Clock
-from headrace_core.batching.messages import Batch, Message, Reason, Rejected
+from headrace_core.batching.messages import Batch, Cause, Close, Message, Reason, Rejected
 from headrace_core.stage import Emission, Record, header
 from headrace_core.state import State
 
@@ -31,6 +31,10 @@ CUT_BYTES = 65536
 PAYLOAD = msgspec.json.Decoder(dict[str, msgspec.Raw])
 TIME = msgspec.json.Decoder(float_hook=Decimal)
 encode = msgspec.json.Encoder().encode
+RESULTS = ("not_measurement", "repeat", "accepted", "invalid", "duplicate", "future", "late")
+OPENED = tuple(f"opened.{cause}" for cause in Cause)
+CLOSED = tuple(f"closed.{close}" for close in Close)
+COUNTERS = ("in", *RESULTS, *OPENED, *CLOSED, "members", "forgotten")
 
 Emit = Callable[[Emission], None]
 
@@ -51,9 +55,13 @@ class BatchingStage:
         if kind == b"tick":
             outputs = batcher.tick(receipt_ms)
         elif kind == b"flush":
-            outputs = batcher.flush(receipt_ms)
+            again = _is_repeat(state, record)  # what was opened after the first one must not be flushed by its repeat
+            outputs = batcher.tick(receipt_ms) if again else batcher.flush(receipt_ms)
         else:
             outputs = self._data(state, batcher, record, receipt_ms)
+        _count(state, "forgotten", batcher.forgotten)
+        for cause in batcher.opened:
+            _count(state, f"opened.{cause}")
         for index, output in enumerate(outputs):
             id_ = f"{self.name}:{record.partition}:{record.offset}:{index}".encode()
             self._put_out(state, record, output, id_, emit)
@@ -68,13 +76,13 @@ class BatchingStage:
 
     def gauges(self, state: State) -> Mapping[str, int]:
         """The counters, and how much is open and remembered."""
-        counted = {key[1:].decode(): int.from_bytes(value) for key, value in state.scan(COUNT, b"o")}
+        counted = dict.fromkeys(COUNTERS, 0)
+        counted.update({key[1:].decode(): int.from_bytes(value) for key, value in state.scan(COUNT, b"o")})
         clock = state.get(keys.CLOCK)
         counted["clock"] = msgspec.msgpack.decode(clock, type=Clock).now_ms if clock else 0
-        counted["open_batches"] = (
-            counted.get("opened", 0) - counted.get("closed.timeout", 0) - counted.get("closed.flush", 0)
-        )
-        counted["open_members"] = counted.get("accepted", 0) - counted.get("members", 0)
+        counted["open_batches"] = sum(counted[name] for name in OPENED) - sum(counted[name] for name in CLOSED)
+        counted["open_members"] = counted["accepted"] - counted["members"]
+        counted["history"] = counted["members"] - counted.pop("forgotten")
         return counted
 
     def forget(self) -> None:
@@ -92,11 +100,9 @@ class BatchingStage:
         message = readable(record, channel[2:], receipt_ms)
         if message is None:
             return batcher.unreadable(receipt_ms)
-        opened = _numbers(state)
         outputs = batcher.message(message, receipt_ms)
         if not any(isinstance(output, Rejected) for output in outputs):
             _count(state, "accepted")
-        _count(state, "opened", _numbers(state) - opened)
         return outputs
 
     def _put_out(self, state: State, record: Record, output: Batch | Rejected, id_: bytes, emit: Emit) -> None:
@@ -114,13 +120,14 @@ def readable(record: Record, type_: bytes, receipt_ms: int) -> Message | None:
     """The measurement in a data record, or None if source, type, payload or event time cannot be read (6.3)."""
     try:
         source = (header(record.headers, "entity") or b"").decode()
-        payload = PAYLOAD.decode(record.value or b"")
+        text = (record.value or b"").decode()  # raw values are passed on, so their UTF-8 is checked here
+        payload = PAYLOAD.decode(text)
         time = payload.pop("time", None)
         at_ms = receipt_ms if time is None else event_ms(TIME.decode(time))
         if not source or at_ms is None:
             return None
         return Message(source, type_.decode(), at_ms, encode(payload))
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError, ArithmeticError):
         return None
 
 
@@ -181,12 +188,6 @@ def _is_repeat(state: State, record: Record) -> bool:
         return True
     state.put(key, place)
     return False
-
-
-def _numbers(state: State) -> int:
-    """Batches opened so far."""
-    raw = state.get(keys.CLOCK)
-    return msgspec.msgpack.decode(raw, type=Clock).batches if raw is not None else 0
 
 
 def _count(state: State, name: str, more: int = 1) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -114,3 +115,55 @@ def test_event_time_is_text_with_offset_or_unix_seconds(time: object, ms: int | 
 def test_a_bad_setting_is_named(field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         BatchingConfig(**{field: -1})
+
+
+@pytest.mark.parametrize("time", [b"1e99999999999999999999", b"-1e99999999999999999999", b"9" * 5000])
+def test_a_number_beyond_all_measure_is_a_dead_letter_and_not_a_crash(time: bytes) -> None:
+    log = Log()
+    log.feed(b'{"time":' + time + b"}", 110)
+    assert [letter["reason"] for letter in log.documents("dead-letter")] == ["invalid"]
+    assert log.sum_holds()
+
+
+@pytest.mark.parametrize("value", [b'{"v":"\xff"}', b'{"v":{"\xff":1}}'])
+def test_bytes_that_are_no_text_never_reach_a_batch(value: bytes) -> None:
+    log = Log(timeout=100)
+    log.feed(value, 110)
+    log.feed(b'{"v": 1}', 111)
+    log.feed(b"", 400, kind=b"tick")
+    assert [len(batch["members"]) for batch in log.documents("batches")] == [1]
+    assert len(log.documents("dead-letter")) == 1
+
+
+def test_a_repeated_flush_does_not_close_what_was_opened_after_the_first() -> None:
+    log = Log(timeout=100)
+    log.feed(b"", 5, kind=b"flush", id_=b"registration:2:1:0")
+    log.feed(b'{"v": 1}', 6, id_=b"registration:2:2:0")
+    log.feed(b"", 5, kind=b"flush", id_=b"registration:2:1:0")
+    log.feed(b'{"v": 1}', 6, id_=b"registration:2:2:0")
+    assert log.documents("batches") == []
+    log.feed(b"", 200, kind=b"tick")
+    assert [(batch["closed_at"], batch["close"]) for batch in log.documents("batches")] == [(106, "timeout")]
+
+
+def test_the_gauges_name_the_cause_of_each_batch_and_the_size_of_the_history() -> None:
+    log = Log(window=50, timeout=100, max_members=2, dedup_horizon=10)
+    for type_, at in ((b"a", 100), (b"a", 110), (b"b", 111), (b"c", 112), (b"d", 300)):
+        log.feed(b"{}", at, channel=b"m/" + type_)
+    gauges = log.stage.gauges(log.state)
+    assert (gauges["opened.new"], gauges["opened.conflict"], gauges["opened.full"]) == (2, 1, 1)
+    assert (gauges["closed.timeout"], gauges["open_batches"], gauges["open_members"]) == (3, 1, 1)
+    assert (gauges["history"], gauges["late"]) == (0, 0)
+    log.feed(b"", 301, kind=b"flush")
+    assert log.stage.gauges(log.state)["history"] == 1
+
+
+def test_fractions_are_cut_and_never_rounded_however_many_digits_there_are() -> None:
+    assert event_ms(Decimal("1." + "9" * 40)) == 1999
+    assert event_ms(Decimal("1700000000.0019999")) == 1700000000001
+
+
+@pytest.mark.parametrize("field", ["window", "timeout", "max_members", "max_batch_bytes", "dedup_horizon"])
+def test_a_setting_that_no_key_could_hold_stops_the_start(field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        BatchingConfig(**{field: 10**30})
