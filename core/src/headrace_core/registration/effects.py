@@ -18,6 +18,15 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """The main device of a root is known from its first record on; nobody registered it."""
+
+    root: str
+    entity: str
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class TwinChanged:
     """`value` None: the key is removed."""
 
@@ -81,11 +90,15 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
-    """The status of an entity may have changed; `document` None: nothing is known of it any more."""
+    """The status of an entity may have changed; `document` None: nothing is known of it any more.
+
+    `detail` says more about the document's `last_error`.
+    """
 
     root: str
     entity: str
     document: Mapping[str, Any] | None
+    detail: str = ""
 
 
-Effect = Registered | TwinChanged | Updated | Passed | Cleared | Removed | Published | Dropped | StatusChanged
+Effect = Opened | Registered | TwinChanged | Updated | Passed | Cleared | Removed | Published | Dropped | StatusChanged

@@ -89,7 +89,8 @@ class Engine:
         for root, tid in work.touched:
             document = status.status_document(work.store, self._config.pending_ttl, root, tid)
             known = document["state"] != "unknown" or "last_error" in document
-            work.emit(StatusChanged(root, tid, document if known else None))
+            error = work.store.error(root, tid)
+            work.emit(StatusChanged(root, tid, document if known else None, error.detail if error else ""))
         return work.effects
 
 
@@ -106,7 +107,7 @@ def _registration(work: Work, parsed: Parsed, message: Message) -> None:
             applied = outcome
         work.store.count("applied" if applied else "no_effect")
     except Refusal as refusal:
-        status.set_error(work, root, tid, refusal.reason)
+        status.set_error(work, root, tid, refusal)
         work.drop(message, root, refusal)
 
 

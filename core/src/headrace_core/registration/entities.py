@@ -106,7 +106,7 @@ def _release(work: Work, root: str, tid: str) -> list[Step]:
         external = check_new(work, root, tid, definition, waiting.parent)
     except Refusal as refusal:
         pending.end_waiting(work, root, tid)
-        status.set_error(work, root, tid, refusal.reason)
+        status.set_error(work, root, tid, refusal)
         work.drop(waiting.message, root, refusal)
         return []
     work.store.count("applied")
@@ -144,7 +144,7 @@ def _automatic(work: Work, root: str, tid: str) -> list[Step] | None:
     except Refusal as refusal:
         work.count_reason(root, refusal.reason)
         work.store.count(f"automatic_refused.{refusal.reason}")
-        status.set_error(work, root, tid, refusal.reason)
+        status.set_error(work, root, tid, refusal)
         return None
     return _put(work, root, tid, definition, external, automatic=True)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.store import Idle, LastError, Store, key, number, parts
 from headrace_core.registration.work import Work, document
 
@@ -37,10 +38,10 @@ def end_idle(work: Work, root: str, tid: str) -> None:
         work.touch(root, tid)
 
 
-def set_error(work: Work, root: str, tid: str, reason: str) -> None:
+def set_error(work: Work, root: str, tid: str, refusal: Refusal) -> None:
     """Keep the last refusal of an id; an id with nothing else becomes `unknown` with it."""
     store = work.store
-    store.put(key(b"L", root, tid), LastError(reason, work.now))
+    store.put(key(b"L", root, tid), LastError(refusal.reason, work.now, refusal.detail))
     work.touch(root, tid)
     if store.entity(root, tid) is None and store.pending(root, tid) is None:
         idle = store.idle(root, tid)

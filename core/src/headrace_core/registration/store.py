@@ -24,7 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from headrace_core.registration import topics
-from headrace_core.registration.message import Message
+from headrace_core.registration.message import Message, read_json
 from headrace_core.state import State
 
 PRIMARY = b"cntETGVPWMZL"
@@ -91,6 +91,7 @@ class Idle(msgspec.Struct, frozen=True, array_like=True):
 class LastError(msgspec.Struct, frozen=True, array_like=True):
     reason: str
     receipt_ms: int
+    detail: str = ""
 
 
 T = TypeVar("T")
@@ -148,6 +149,25 @@ def _derived_pending(root: str, tid: str, entry: Pending) -> dict[bytes, bytes]:
         service = tid.encode("utf-8", "surrogatepass")
         items[key(b"S", root, topics.device_of(tid)) + number(entry.seq)] = service
     return items
+
+
+VALUES: dict[bytes, type] = {b"E": Entity, b"P": Pending, b"W": Waiting, b"M": Cached, b"Z": Idle, b"L": LastError}
+
+
+def sound(raw: bytes, value: bytes) -> bool:
+    """Whether a primary item can be read; a damaged one is skipped at a restore (section 10)."""
+    family = raw[:1]
+    try:
+        if family in VALUES:
+            msgspec.msgpack.decode(value, type=VALUES[family])
+            parts(raw, 2)
+        elif family in (b"T", b"G"):
+            read_json(value)
+        elif family in (b"c", b"n", b"t"):
+            return len(value) == 8
+    except (ValueError, IndexError, msgspec.MsgspecError):
+        return False
+    return True
 
 
 class Store:

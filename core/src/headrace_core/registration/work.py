@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace_core.registration.config import MAIN, RegistrationConfig
-from headrace_core.registration.effects import Dropped, Effect
+from headrace_core.registration.effects import Dropped, Effect, Opened
 from headrace_core.registration.message import MEMBERS, Message, read_json, write_json
 from headrace_core.registration.reasons import Refusal, outcome
 from headrace_core.registration.store import Entity, Store, key
@@ -61,6 +61,8 @@ def open_root(work: Work, root: str) -> None:
     """Make sure that the main device of `root` is in the store."""
     name = key(b"E", root, MAIN)
     if work.store.raw(name) is None:
-        work.store.put(name, main_device(work.config, root))
+        main = main_device(work.config, root)
+        work.store.put(name, main)
+        work.emit(Opened(root, MAIN, document(MAIN, main)))
         work.store.tally(root, "entities.device")
         work.touch(root, MAIN)

@@ -109,7 +109,12 @@ def _evict(work: Work, root: str, tid: str) -> None:
         store.total(root, "telemetry") > config.telemetry_cache_size
         or store.total(root, "telemetry_bytes") > config.telemetry_cache_bytes
     ):
-        index, name = next(iter(store.under(key(b"O", root))))
+        first = next(iter(store.under(key(b"O", root))), None)
+        if first is None:  # only after damage (section 10): nothing is cached whatever the counters say
+            store.tally(root, "telemetry", -store.total(root, "telemetry"))
+            store.tally(root, "telemetry_bytes", -store.total(root, "telemetry_bytes"))
+            return
+        index, name = first
         oldest = name.decode("utf-8", "surrogatepass")
         _push_out(work, root, oldest, key(b"M", root, oldest) + TELEMETRY + index[-8:])
 
@@ -117,11 +122,10 @@ def _evict(work: Work, root: str, tid: str) -> None:
 def _push_out(work: Work, root: str, tid: str, raw: bytes) -> None:
     cached, entry = work.store.get(raw, Cached), work.store.pending(root, tid)
     assert cached is not None
-    assert entry is not None
     work.store.delete(raw)
     _account(work, root, TELEMETRY, cached.message.size, -1)
-    _save(work, root, tid, _changed(entry, TELEMETRY, cached, -1))
-    work.touch(root, tid)
+    if entry is not None:
+        _save(work, root, tid, _changed(entry, TELEMETRY, cached, -1))
     work.drop(cached.message, root, EVICTED)
 
 
