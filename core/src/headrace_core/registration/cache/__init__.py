@@ -1,0 +1,1 @@
+"""Early data and waiting registrations."""

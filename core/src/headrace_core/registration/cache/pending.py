@@ -1,0 +1,200 @@
+"""Early data (registration.md 6): a bounded ring of telemetry, bounded metadata, and an age limit, per root.
+
+A pending entry exists exactly while something is kept for its entity: a cached message or a waiting registration.
+`since` is the receipt of the first thing kept and never renewed. Telemetry above a bound pushes out the oldest;
+metadata and registrations are never pushed out, what does not fit is refused.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from headrace_core.registration.message import Definition, Message
+from headrace_core.registration.reasons import Refusal
+from headrace_core.registration.status import end_idle, set_idle, settle
+from headrace_core.registration.store import METADATA, TELEMETRY, Cached, Pending, Waiting, key, number, parts
+from headrace_core.registration.topics import Kind, Parsed
+from headrace_core.registration.work import Work
+
+CANCELLED = Refusal("cancelled")
+EXPIRED = Refusal("expired", "the entity was pending for pending_ttl")
+EVICTED = Refusal("evicted", "newer telemetry took its place")
+
+
+def entry_of(work: Work, root: str, tid: str) -> Pending:
+    """The pending entry of an entity; a new one starts now."""
+    entry = work.store.pending(root, tid)
+    if entry is None:
+        end_idle(work, root, tid)
+        work.store.tally(root, "pending")
+        entry = Pending(work.now, work.store.sequence())
+    work.touch(root, tid)
+    return entry
+
+
+def _save(work: Work, root: str, tid: str, entry: Pending) -> None:
+    if not entry.empty:
+        work.store.put(key(b"P", root, tid), entry)
+        return
+    _end(work, root, tid)
+    settle(work, root, tid)
+
+
+def _end(work: Work, root: str, tid: str) -> None:
+    work.store.delete(key(b"P", root, tid))
+    work.store.tally(root, "pending", -1)
+    work.touch(root, tid)
+
+
+def keep(work: Work, parsed: Parsed, message: Message) -> None:
+    """Cache early data, or end it with the reason why it cannot be."""
+    try:
+        if parsed.kind is Kind.TELEMETRY:
+            if message.size > work.config.telemetry_cache_bytes:
+                raise Refusal("too_large", "larger than telemetry_cache_bytes")
+            _add(work, parsed, message, TELEMETRY)
+            _evict(work, parsed.root, parsed.topic_id)
+        else:
+            need_room(work, parsed.root, message.size)
+            _add(work, parsed, message, METADATA)
+    except Refusal as refusal:
+        work.drop(message, parsed.root, refusal)
+
+
+def need_room(work: Work, root: str, size: int, freed: int = 0) -> None:
+    """Raises Refusal `metadata_full` if `size` more bytes do not fit once `freed` are gone (6.3)."""
+    if work.store.total(root, "metadata_bytes") - freed + size > work.config.metadata_cache_bytes:
+        raise Refusal("metadata_full", "metadata_cache_bytes is used up")
+
+
+def _add(work: Work, parsed: Parsed, message: Message, kind: bytes) -> None:
+    root, tid, store = parsed.root, parsed.topic_id, work.store
+    entry = entry_of(work, root, tid)
+    name = key(b"M", root, tid) + kind + number(store.sequence())
+    store.put(name, Cached(parsed.channel, parsed.registers and bool(message.payload), message))
+    _account(work, root, kind, message.size, 1)
+    _save(work, root, tid, _changed(entry, kind, store.get(name, Cached), 1))
+
+
+def _account(work: Work, root: str, kind: bytes, size: int, sign: int) -> None:
+    name = "telemetry" if kind == TELEMETRY else "metadata"
+    work.store.tally(root, name, sign)
+    work.store.tally(root, f"{name}_bytes", sign * size)
+    work.store.count("pending", sign)
+
+
+def _changed(entry: Pending, kind: bytes, cached: Cached | None, sign: int) -> Pending:
+    assert cached is not None
+    suitable = entry.suitable + sign * cached.suitable
+    size = sign * cached.message.size
+    if kind == TELEMETRY:
+        return replace(
+            entry,
+            telemetry=entry.telemetry + sign,
+            telemetry_bytes=entry.telemetry_bytes + size,
+            suitable=suitable,
+        )
+    return replace(entry, metadata=entry.metadata + sign, metadata_bytes=entry.metadata_bytes + size, suitable=suitable)
+
+
+def _evict(work: Work, root: str, tid: str) -> None:
+    """Restore the bounds after adding telemetry of `tid` (6.2): first its own, then the oldest of all."""
+    store, config = work.store, work.config
+    entry = store.pending(root, tid)
+    own = config.telemetry_cache_per_entity
+    if own is not None and entry is not None and entry.telemetry > own:
+        raw = next(iter(store.under(key(b"M", root, tid) + TELEMETRY)))[0]
+        _push_out(work, root, tid, raw)
+    while (
+        store.total(root, "telemetry") > config.telemetry_cache_size
+        or store.total(root, "telemetry_bytes") > config.telemetry_cache_bytes
+    ):
+        first = next(iter(store.under(key(b"O", root))), None)
+        if first is None:  # only after damage (section 10): nothing is cached whatever the counters say
+            store.tally(root, "telemetry", -store.total(root, "telemetry"))
+            store.tally(root, "telemetry_bytes", -store.total(root, "telemetry_bytes"))
+            return
+        index, name = first
+        oldest = name.decode("utf-8", "surrogatepass")
+        _push_out(work, root, oldest, key(b"M", root, oldest) + TELEMETRY + index[-8:])
+
+
+def _push_out(work: Work, root: str, tid: str, raw: bytes) -> None:
+    cached, entry = work.store.get(raw, Cached), work.store.pending(root, tid)
+    assert cached is not None
+    work.store.delete(raw)
+    _account(work, root, TELEMETRY, cached.message.size, -1)
+    if entry is not None:
+        _save(work, root, tid, _changed(entry, TELEMETRY, cached, -1))
+    work.drop(cached.message, root, EVICTED)
+
+
+def wait(work: Work, root: str, tid: str, definition: Definition, parent: str, message: Message) -> None:
+    """Let a registration wait for `parent` (5.1, 5.2). Raises Refusal `metadata_full`, then nothing has changed."""
+    store = work.store
+    before = store.waiting(root, tid)
+    need_room(work, root, message.size, 0 if before is None else before.message.size)
+    entry = entry_of(work, root, tid)
+    if before is not None:
+        _drop_waiting(work, root, tid, before)
+        store.count("replaced")
+    order = before.order if before is not None and before.parent == parent else store.sequence()
+    store.put(key(b"W", root, tid), Waiting(order, parent, definition.type, message))
+    store.tally(root, "metadata_bytes", message.size)
+    store.count("pending")
+    _save(work, root, tid, replace(entry, waiting_bytes=message.size))
+
+
+def _drop_waiting(work: Work, root: str, tid: str, waiting: Waiting) -> None:
+    work.store.delete(key(b"W", root, tid))
+    work.store.tally(root, "metadata_bytes", -waiting.message.size)
+    work.store.count("pending", -1)
+
+
+def end_waiting(work: Work, root: str, tid: str) -> Waiting | None:
+    """Take the waiting registration of an entity out; what is cached stays, with its age."""
+    waiting, entry = work.store.waiting(root, tid), work.store.pending(root, tid)
+    if waiting is None or entry is None:
+        return None
+    _drop_waiting(work, root, tid, waiting)
+    _save(work, root, tid, replace(entry, waiting_bytes=-1))
+    return waiting
+
+
+def take(work: Work, root: str, tid: str) -> list[Cached]:
+    """End the pending entry of an entity and return its cached messages in replay order (6.5)."""
+    if work.store.pending(root, tid) is None:
+        return []
+    waiting = work.store.waiting(root, tid)
+    if waiting is not None:
+        _drop_waiting(work, root, tid, waiting)
+    found = [(raw, work.store.get(raw, Cached)) for raw, _ in list(work.store.under(key(b"M", root, tid)))]
+    for raw, cached in found:
+        assert cached is not None
+        work.store.delete(raw)
+        _account(work, root, parts(raw, 2)[1][:1], cached.message.size, -1)
+    _end(work, root, tid)
+    return [cached for _, cached in found if cached is not None]
+
+
+def drop_all(work: Work, root: str, tid: str, refusal: Refusal) -> None:
+    """End everything that is kept for an entity: its registration, metadata, telemetry."""
+    waiting = work.store.waiting(root, tid)
+    messages = [cached.message for cached in take(work, root, tid)]
+    for message in ([waiting.message] if waiting is not None else []) + messages:
+        work.drop(message, root, refusal)
+
+
+def expire(work: Work) -> None:
+    """Forget entities that were pending for `pending_ttl` (6.4); takes from the oldest end."""
+    limit = work.now - work.config.pending_ttl
+    while limit >= 0:
+        first = next(iter(work.store.span(b"X", b"X" + number(limit + 1))), None)
+        if first is None:
+            return
+        root, tid = parts(b"X" + first[1], 2)[0]
+        entry = work.store.pending(root, tid)
+        assert entry is not None
+        drop_all(work, root, tid, EXPIRED)
+        ended = entry.since + work.config.pending_ttl
+        set_idle(work, root, tid, "expired", ended, ended)

@@ -1,0 +1,1 @@
+"""What the outputs look like on the wire."""

@@ -1,0 +1,270 @@
+"""HTTP reads (registration.md 12, 13) as pure functions of a State; any instance that has the state can answer.
+
+Lists are sorted by a key of their own and paged by a cursor that holds the last key and a digest of the filters.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace_core.registration import topics
+from headrace_core.registration.config import RegistrationConfig
+from headrace_core.registration.message import TYPES, read_json, write_json
+from headrace_core.registration.reasons import Refusal
+from headrace_core.registration.routes import Request, Response, Route, etag, matches, problem, query, route
+from headrace_core.registration.status import missing_ancestors, status_document
+from headrace_core.registration.store import Store, key, parts
+from headrace_core.registration.work import Work, document, open_root
+from headrace_core.state import Overlay, State
+
+STATES = ("unknown", "pending", "registered", "expired", "removed")
+
+
+def answer(state: State, config: RegistrationConfig, request: Request) -> Response:
+    """Answer a GET from the state as it is. Never writes to `state`."""
+    work = Work(Store(Overlay(state)), config)
+    try:
+        found = route(config, request)
+        if request.method != "GET":
+            raise Refusal("invalid_payload", "writes go through the log")
+        if found.root:
+            open_root(work, found.root)
+        return _READS[found.resource](work, request, found)
+    except Refusal as refusal:
+        return problem(refusal, request.path)
+
+
+def _single(request: Request, value: Any, tag: str) -> Response:
+    """A single document with its tag; 304 if the caller has it."""
+    condition = request.header("if-none-match")
+    if condition is not None and matches(condition, tag, strong=False):
+        return Response(304, {"ETag": tag})
+    return Response(200, {"ETag": tag}, value)
+
+
+def _entity(work: Work, request: Request, found: Route) -> Response:
+    tid = found.topic_id
+    entity = work.store.entity(found.root, tid)
+    if entity is None:
+        raise Refusal("not_found", f"{tid} is not registered")
+    value = document(tid, entity)
+    return _single(request, value, etag(value))
+
+
+def twin_values(store: Store, root: str, tid: str) -> dict[str, Any]:
+    """All twin data of an entity, in key order."""
+    prefix = key(b"T", root, tid)
+    return {raw[len(prefix) :].decode(): read_json(value) for raw, value in store.under(prefix)}
+
+
+def _twin(work: Work, request: Request, found: Route) -> Response:
+    tid = found.topic_id
+    if found.resource == "twin-key":
+        topics.check_twin_key(found.key)
+    if work.store.entity(found.root, tid) is None:
+        raise Refusal("not_found", f"{tid} is not registered")
+    if found.resource == "twin":
+        values = twin_values(work.store, found.root, tid)
+        return _single(request, values, etag(values))
+    raw = work.store.raw(key(b"T", found.root, tid) + found.key.encode())
+    if raw is None:
+        raise Refusal("not_found", f"no twin data {found.key!r}")
+    return _single(request, read_json(raw), etag(read_json(raw)))
+
+
+def _config(work: Work, request: Request, found: Route) -> Response:
+    tid = found.topic_id
+    raw = work.store.raw(key(b"G", found.root, tid))
+    if work.store.entity(found.root, tid) is None or raw is None:
+        raise Refusal("not_found", "no configuration published")
+    value = read_json(raw)
+    if found.resource == "config-key":
+        if not isinstance(value, dict) or found.key not in value:
+            raise Refusal("not_found", f"no member {found.key!r}")
+        value = value[found.key]
+    return _single(request, value, etag(value))
+
+
+def _limit(parameters: dict[str, str]) -> int:
+    text = parameters.get("limit", "1000")
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:10]) <= 1000:
+        raise Refusal("invalid_query", "limit is 1 to 1000")
+    return int(text)
+
+
+def _page(
+    request: Request, parameters: dict[str, str], place: Callable[[Any], Any], items: Iterator[Any]
+) -> tuple[list[Any], str | None]:
+    """One page of sorted items after the cursor, and the cursor of the next page if there is one."""
+    limit = _limit(parameters)
+    filters = {k: v for k, v in sorted(parameters.items()) if k not in ("limit", "cursor")}
+    digest = etag([request.path.partition("?")[0], filters]).strip('"')
+    last = _read_cursor(parameters["cursor"], digest) if "cursor" in parameters else None
+    page: list[Any] = []
+    for item in items:
+        if last is not None and place(item) <= last:
+            continue
+        if len(page) == limit:
+            return page, _write_cursor(digest, place(page[-1]))
+        page.append(item)
+    return page, None
+
+
+def _write_cursor(digest: str, place: Any) -> str:
+    return base64.urlsafe_b64encode(write_json([digest, place])).decode().rstrip("=")
+
+
+def _read_cursor(text: str, digest: str) -> list[Any]:
+    try:
+        padded = text + "=" * (-len(text) % 4)
+        value = read_json(base64.b64decode(padded, altchars=b"-_", validate=True))
+        if not isinstance(value, list) or len(value) != 2 or value[0] != digest or not _is_place(value[1]):
+            raise ValueError("of another query")
+    except ValueError as error:
+        raise Refusal("invalid_cursor", "unknown, or of another query") from error
+    place: list[Any] = value[1]
+    return place
+
+
+def _is_place(value: Any) -> bool:
+    """A place is a depth and a path of topic ids; the status list uses depth 0 and a path of one."""
+    if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int or not isinstance(value[1], list):
+        return False
+    return all(isinstance(name, str) for name in value[1])
+
+
+def _entities(work: Work, request: Request, found: Route) -> Response:
+    """The entity list: by depth, then by the path of topic ids from the top."""
+    parameters = query(request, ("root", "parent", "type", "limit", "cursor"))
+    if "root" in parameters and "parent" in parameters:
+        raise Refusal("invalid_query", "root and parent exclude each other")
+    kind = _check_type(parameters)
+    items = (item for item in _walk(work.store, found.root, parameters) if kind in (None, item[1]["@type"]))
+    page, cursor = _page(request, parameters, lambda item: item[0], items)
+    headers = {} if cursor is None else {"Link": _next_link(request, cursor)}
+    return Response(200, headers, [value for _, value in page])
+
+
+def _check_type(parameters: dict[str, str]) -> str | None:
+    kind = parameters.get("type")
+    if kind is not None and kind not in TYPES:
+        raise Refusal("invalid_query", f"type is one of {', '.join(TYPES)}")
+    return kind
+
+
+def _next_link(request: Request, cursor: str) -> str:
+    path, _, text = request.path.partition("?")
+    kept = [p for p in text.split("&") if p and not p.startswith("cursor=")]
+    return f'<{path}?{"&".join([*kept, f"cursor={cursor}"])}>; rel="next"'
+
+
+def _walk(store: Store, root: str, parameters: dict[str, str]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    """Places and documents of the entities asked for, breadth first."""
+    if "parent" in parameters:
+        parent = topics.topic_id(parameters["parent"])
+        level = [_path(store, root, child) for child in store.children(root, parent)]
+    elif "root" in parameters:
+        top = topics.topic_id(parameters["root"])
+        level = [_path(store, root, top)] if store.entity(root, top) is not None else []
+    else:
+        level = [[name] for name in store.children(root, None)]
+    while level:
+        for path in level:
+            entity = store.entity(root, path[-1])
+            if entity is not None:
+                yield [len(path), path], document(path[-1], entity)
+        if "parent" in parameters:
+            return
+        level = [[*path, child] for path in level for child in store.children(root, path[-1])]
+
+
+def _path(store: Store, root: str, tid: str) -> list[str]:
+    path = [tid]
+    entity = store.entity(root, tid)
+    while entity is not None and entity.parent is not None:
+        path.append(entity.parent)
+        entity = store.entity(root, entity.parent)
+    return path[::-1]
+
+
+def show_status(work: Work, root: str, tid: str) -> dict[str, Any]:
+    """The whole status document of section 13 at the clock of the state."""
+    shown = status_document(work.store, work.config.pending_ttl, root, tid)
+    if shown["state"] == "pending":
+        shown["age_ms"] = work.store.clock - shown["since"]
+        shown["missing"], shown["cycle"] = missing_ancestors(work.store, root, tid)
+    return shown
+
+
+def _registration(work: Work, request: Request, found: Route) -> Response:
+    query(request, ("wait",))
+    shown = show_status(work, found.root, found.topic_id)
+    stable = {k: v for k, v in shown.items() if k != "age_ms"}
+    return _single(request, shown, etag(stable, weak=True))
+
+
+def _registrations(work: Work, request: Request, found: Route) -> Response:
+    parameters = query(request, ("state", "type", "waiting_for", "min_age_ms", "limit", "cursor"))
+    wanted = parameters["state"].split(",") if "state" in parameters else list(STATES[1:])
+    if any(state not in STATES for state in wanted):
+        raise Refusal("invalid_query", f"state is a list of {', '.join(STATES)}")
+    kind = _check_type(parameters)
+    parent = topics.topic_id(parameters["waiting_for"]) if "waiting_for" in parameters else None
+    age = parameters.get("min_age_ms")
+    if age is not None and not (age.isascii() and age.isdigit()):
+        raise Refusal("invalid_query", "min_age_ms is a number of milliseconds")
+
+    def selected(shown: dict[str, Any]) -> bool:
+        return (
+            shown["state"] in wanted
+            and kind in (None, shown.get("@type"))
+            and parent in (None, shown.get("waiting_for"))
+            and (age is None or shown.get("age_ms", -1) >= int(age))
+        )
+
+    shown = (show_status(work, found.root, tid) for tid in _known_ids(work.store, found.root))
+    page, cursor = _page(request, parameters, lambda s: [0, [s["@topic-id"]]], filter(selected, shown))
+    return Response(200, {}, {"items": page, "next": cursor})
+
+
+def _known_ids(store: Store, root: str) -> Iterator[str]:
+    """All ids with a status, sorted; each is in one family only."""
+    families = [(parts(k, 2)[0][1] for k, _ in store.under(key(f, root))) for f in (b"E", b"P", b"Z")]
+    return heapq.merge(*families)
+
+
+def _status(work: Work, request: Request, _found: Route) -> Response:
+    query(request, ())
+    return Response(200, {}, {"roots": {root: totals(work, root) for root in work.config.roots}})
+
+
+def totals(work: Work, root: str) -> dict[str, Any]:
+    """The totals of one root (section 13)."""
+    open_root(work, root)
+    store = work.store
+    prefix = key(b"t", root)
+    counters = {raw[len(prefix) :].decode(): store.number(raw) for raw, _ in store.under(prefix)}
+    cache = ("telemetry", "telemetry_bytes", "metadata", "metadata_bytes")
+    return {
+        "entities": {kind: counters.get(f"entities.{kind}", 0) for kind in TYPES},
+        "automatic": counters.get("automatic", 0),
+        "pending": counters.get("pending", 0),
+        "cache": {name: counters.get(name, 0) for name in cache},
+        "dropped": {n.removeprefix("dropped."): c for n, c in counters.items() if n.startswith("dropped.")},
+    }
+
+
+_READS: dict[str, Callable[[Work, Request, Route], Response]] = {
+    "entities": _entities,
+    "entity": _entity,
+    "twin": _twin,
+    "twin-key": _twin,
+    "config": _config,
+    "config-key": _config,
+    "registrations": _registrations,
+    "registration": _registration,
+    "status": _status,
+}

@@ -1,0 +1,132 @@
+"""The registration stage: records of `raw` in, records of `routed`, `entities` and the others out (registration.md).
+
+A record is a message (header `topic`), a tick or flush (moves the clock, copied to `routed`), or a request (an HTTP
+write, answered in `replies`). Whatever else it is, it becomes a dead letter.
+
+Counters are items of the state, so they are exact after any crash:
+`in` = `passed` + `replayed` + `applied` + `no_effect` + `replaced` + `refused.*` + `lost.*` + `discarded.*`
++ `pending`.
+Beside that sum: `requests`, `unreadable`, `damaged`, `automatic_refused.*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace_core.registration.config import RegistrationConfig
+from headrace_core.registration.documents.outputs import STAGE, Outputs
+from headrace_core.registration.effects import Effect
+from headrace_core.registration.engine import Engine
+from headrace_core.registration.message import read_json
+from headrace_core.registration.routes import ABSENT, Request
+from headrace_core.registration.store import PRIMARY, Store, derived, sound
+from headrace_core.stage import Emission, Record, header
+from headrace_core.state import State
+
+ALWAYS = ("in", "passed", "replayed", "applied", "no_effect", "replaced", "pending")
+
+
+class RegistrationStage:
+    """headrace_core.stage.Stage; keeps nothing between calls."""
+
+    name = STAGE
+    primary = PRIMARY
+
+    def __init__(self, config: RegistrationConfig) -> None:
+        self._config = config
+
+    def apply(self, state: State, record: Record, emit: Callable[[Emission], None]) -> None:
+        """Apply one record of `raw`; see headrace_core.stage.Stage."""
+        engine = Engine(state, self._config)
+        kind = header(record.headers, "kind")
+        if kind == b"request":
+            _request(engine, state, record, emit)
+            return
+        if kind in (b"tick", b"flush"):
+            outputs = _put_out(state, record, engine.tick(record.append_ms), emit)
+            outputs.copy(kind)
+        elif kind is None:
+            _put_out(state, record, _message(engine, record), emit)
+        else:
+            outputs = _put_out(state, record, engine.tick(record.append_ms), emit)
+            Store(state).count("unreadable")
+            outputs.unreadable("unknown kind of record")
+
+    def derive(self, state: State, key: bytes, value: bytes) -> None:
+        """Write the index items of one primary item; a damaged item is taken out and counted (section 10)."""
+        if not sound(key, value):
+            state.delete(key)
+            Store(state).count("damaged")
+            return
+        for index, item in derived(key, value).items():
+            state.put(index, item)
+
+    def next_due(self, state: State) -> int | None:
+        """Log time (ms) at which something pending or a status is over without further records."""
+        return Engine(state, self._config).next_due()
+
+    def gauges(self, state: State) -> Mapping[str, int]:
+        """Counters by name."""
+        store = Store(state)
+        found = dict.fromkeys(ALWAYS, 0)
+        return found | {raw[1:].decode(): store.number(raw) for raw, _ in store.under(b"n")}
+
+    def forget(self) -> None:
+        """There are no caches."""
+
+
+def _put_out(state: State, record: Record, effects: list[Effect], emit: Callable[[Emission], None]) -> Outputs:
+    outputs = Outputs(record, Store(state).clock, emit)
+    for effect in effects:
+        outputs.effect(effect)
+    return outputs
+
+
+def _message(engine: Engine, record: Record) -> list[Effect]:
+    raw, payload = header(record.headers, "topic"), record.value or b""
+    try:
+        if raw is None:
+            raise ValueError("no topic header")
+        topic = raw.decode()
+    except ValueError as error:
+        return engine.unreadable(
+            "" if raw is None else raw.decode(errors="replace"),
+            payload,
+            receipt_ms=record.append_ms,
+            ref=record.offset,
+            detail=str(error),
+        )
+    retained = header(record.headers, "retain") == b"1"
+    return engine.message(topic, payload, retained=retained, receipt_ms=record.append_ms, ref=record.offset)
+
+
+def _request(engine: Engine, state: State, record: Record, emit: Callable[[Emission], None]) -> None:
+    """Apply an HTTP write and answer it, after what it caused."""
+    try:
+        correlation, request = read_request(record.value or b"")
+    except ValueError as error:
+        outputs = _put_out(state, record, engine.tick(record.append_ms), emit)
+        Store(state).count("unreadable")
+        outputs.unreadable(str(error))
+        return
+    effects, response = engine.request(request, record.append_ms)
+    Store(state).count("requests")
+    _put_out(state, record, effects, emit).reply(correlation, response)
+
+
+def read_request(value: bytes) -> tuple[str, Request]:
+    """Correlation id and request of `{"method", "path", "headers", "body", "correlation"}`. Raises ValueError.
+
+    `body` is the JSON value of the request's body, absent if it had none.
+    """
+    read: Any = read_json(value)
+    if not isinstance(read, dict):
+        raise ValueError("a request is an object")
+    texts = [read.get(name) for name in ("method", "path", "correlation")]
+    headers = read.get("headers") or {}
+    if not all(isinstance(text, str) for text in texts) or not isinstance(headers, dict):
+        raise ValueError("a request has method, path, correlation and headers")
+    method, path, correlation = (str(text) for text in texts)
+    named = {str(k): str(v) for k, v in headers.items()}
+    return correlation, Request(method, path, named, read.get("body", ABSENT))

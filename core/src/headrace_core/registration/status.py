@@ -1,0 +1,112 @@
+"""States of ids and their last refusals (registration.md 13).
+
+An id is registered (an entity item), pending (a pending item), idle (`removed`, `expired`, or `unknown` with a
+last error) or nothing at all; never two of these. Idle statuses are bounded in time and number: the oldest go first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace_core.registration.reasons import Refusal
+from headrace_core.registration.store import Idle, LastError, Store, key, number, parts
+from headrace_core.registration.work import Work, document
+
+
+def set_idle(work: Work, root: str, tid: str, state: str, since: int | None, at: int) -> None:
+    """Give an id that is neither registered nor pending its status, and keep the bound on their number."""
+    store = work.store
+    if store.idle(root, tid) is None:
+        store.tally(root, "idle")
+    store.put(key(b"Z", root, tid), Idle(state, since, at, store.sequence()))
+    work.touch(root, tid)
+    while store.total(root, "idle") > work.config.status_history:
+        oldest = next(iter(store.under(key(b"B", root))))[1]
+        forget(work, root, oldest.decode("utf-8", "surrogatepass"))
+
+
+def forget(work: Work, root: str, tid: str) -> None:
+    """An idle id becomes unknown, its last error goes too."""
+    end_idle(work, root, tid)
+    work.store.delete(key(b"L", root, tid))
+
+
+def end_idle(work: Work, root: str, tid: str) -> None:
+    if work.store.idle(root, tid) is not None:
+        work.store.delete(key(b"Z", root, tid))
+        work.store.tally(root, "idle", -1)
+        work.touch(root, tid)
+
+
+def set_error(work: Work, root: str, tid: str, refusal: Refusal) -> None:
+    """Keep the last refusal of an id; an id with nothing else becomes `unknown` with it."""
+    store = work.store
+    store.put(key(b"L", root, tid), LastError(refusal.reason, work.now, refusal.detail))
+    work.touch(root, tid)
+    if store.entity(root, tid) is None and store.pending(root, tid) is None:
+        idle = store.idle(root, tid)
+        if idle is None or idle.since is None:
+            set_idle(work, root, tid, "unknown", None, work.now)
+
+
+def clear_error(work: Work, root: str, tid: str) -> None:
+    """Accepted or removed: the last refusal is gone."""
+    if work.store.error(root, tid) is not None:
+        work.store.delete(key(b"L", root, tid))
+        work.touch(root, tid)
+
+
+def settle(work: Work, root: str, tid: str) -> None:
+    """An id that has just stopped being pending, without more: unknown, with its last error if there is one."""
+    work.touch(root, tid)
+    error = work.store.error(root, tid)
+    if error is not None:
+        set_idle(work, root, tid, "unknown", None, error.receipt_ms)
+
+
+def expire_idle(work: Work) -> None:
+    """Forget idle ids whose retention is over; takes from the oldest end."""
+    limit = work.now - work.config.status_retention
+    while limit >= 0:
+        first = next(iter(work.store.span(b"A", b"A" + number(limit + 1))), None)
+        if first is None:
+            return
+        root, tid = parts(b"A" + first[1], 2)[0]
+        forget(work, root, tid)
+
+
+def status_document(store: Store, ttl: int, root: str, tid: str) -> dict[str, Any]:
+    """The status of section 13 without what depends on other entities or on the clock."""
+    head: dict[str, Any] = {"@topic-id": tid, "root": root}
+    entity, entry, idle = store.entity(root, tid), store.pending(root, tid), store.idle(root, tid)
+    if entity is not None:
+        head |= {"state": "registered", "since": entity.since}
+        head |= document(tid, entity) | {"automatic": entity.automatic}
+    elif entry is not None:
+        waiting = store.waiting(root, tid)
+        head |= {"state": "pending", "since": entry.since, "expires_at": entry.since + ttl}
+        head |= {"registration": waiting is not None, "waiting_for": None if waiting is None else waiting.parent}
+        size = entry.telemetry_bytes + entry.metadata_bytes + max(entry.waiting_bytes, 0)
+        head["cached"] = {"telemetry": entry.telemetry, "metadata": entry.metadata, "bytes": size}
+        if waiting is not None:
+            head["@type"] = waiting.type
+    elif idle is not None:
+        head |= {"state": idle.state, "since": idle.since}
+    else:
+        head |= {"state": "unknown", "since": None}
+    error = store.error(root, tid)
+    if error is not None:
+        head["last_error"] = {"reason": error.reason, "receipt_time": error.receipt_ms}
+    return head
+
+
+def missing_ancestors(store: Store, root: str, tid: str) -> tuple[list[str], bool]:
+    """Unregistered ancestors, nearest first, as far as waiting registrations tell, and whether they form a cycle."""
+    missing: dict[str, None] = {}
+    waiting = store.waiting(root, tid)
+    while waiting is not None and store.entity(root, waiting.parent) is None:
+        if waiting.parent == tid or waiting.parent in missing:
+            return list(missing), True
+        missing[waiting.parent] = None
+        waiting = store.waiting(root, waiting.parent)
+    return list(missing), False

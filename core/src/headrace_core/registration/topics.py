@@ -1,0 +1,113 @@
+"""Topics (registration.md 3): `<root>/<s1>/<s2>/<s3>/<s4>/<channel>`.
+
+A topic id has exactly four segments; missing ones are empty. If nothing or only empty segments follow them, the message
+is a registration; else they are one of the channels below, or the topic is refused.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from headrace_core.registration.config import MAIN
+from headrace_core.registration.reasons import Refusal
+
+
+class Kind(Enum):
+    """What a message is to its entity."""
+
+    REGISTRATION = "registration"
+    TELEMETRY = "telemetry"
+    METADATA = "metadata"
+    SIGNAL = "signal"
+
+
+class Parsed(NamedTuple):
+    """A topic taken apart. `registers`: its channel registers an unknown entity by itself (section 7)."""
+
+    root: str
+    topic_id: str
+    kind: Kind
+    channel: str = ""
+    registers: bool = False
+
+
+def topic_id(text: str) -> str:
+    """The topic id that `text` names, filled up to four segments. Raises Refusal `invalid_topic_id`."""
+    segments = text.split("/")
+    if len(segments) > 4:
+        raise Refusal("invalid_topic_id", "more than four segments")
+    if not any(segments):
+        raise Refusal("invalid_topic_id", "only empty segments")
+    if any(c in text for c in "+#\0"):
+        raise Refusal("invalid_topic_id", "contains +, # or NUL")
+    return "/".join(segments + [""] * (4 - len(segments)))
+
+
+def parse(topic: str, roots: object) -> Parsed:
+    """Take an MQTT topic apart; `roots` is any container of accepted roots. Raises Refusal."""
+    segments = topic.split("/")
+    if segments[0] not in roots or len(segments) < 2:  # type: ignore[operator]
+        raise Refusal("invalid_topic", "wrong root or too short")
+    entity = topic_id("/".join(segments[1:5]))
+    rest = segments[5:]
+    if not any(rest):
+        return Parsed(segments[0], entity, Kind.REGISTRATION)
+    kind, registers = _channel(rest)
+    return Parsed(segments[0], entity, kind, "/".join(rest), registers)
+
+
+def _channel(rest: list[str]) -> tuple[Kind, bool]:
+    """Class of a channel and whether it registers automatically: the table of section 3."""
+    match rest:
+        case ["m" | "e" | "a", _]:
+            return Kind.TELEMETRY, True
+        case ["m" | "e" | "a", _, "meta"]:
+            return Kind.METADATA, True
+        case ["twin", key]:
+            check_twin_key(key)
+            return Kind.METADATA, True
+        case ["cmd", op] if op:
+            return Kind.METADATA, True
+        case ["cmd", op, call] if op and call:
+            return Kind.METADATA, False
+        case ["status", component] if component:
+            return Kind.METADATA, True
+        case ["config"]:
+            return Kind.METADATA, True
+        case ["signal", name] if name:
+            return Kind.SIGNAL, False
+    raise Refusal("unknown_channel", "/".join(rest))
+
+
+def check_twin_key(key: str) -> None:
+    """Raises Refusal `invalid_twin_key` unless `key` may name twin data of a topic or URL."""
+    if not key or key.startswith("@") or "/" in key:
+        raise Refusal("invalid_twin_key", f"{key!r} cannot be a twin key")
+
+
+def default_type(entity: str) -> str | None:
+    """The type that a topic of the default scheme suggests (section 4), or None for a custom topic id."""
+    if entity == MAIN:
+        return "device"
+    match entity.split("/"):
+        case ["device", name, "", ""] if name:
+            return "child-device"
+        case ["device", name, "service", service] if name and service:
+            return "service"
+    return None
+
+
+def device_of(entity: str) -> str:
+    """The device in the topic of a default-scheme entity: itself, or for a service the device it is on."""
+    return "/".join(entity.split("/")[:2]) + "//"
+
+
+def default_id(main_id: str, entity: str) -> str:
+    """External id of an entity that names none (section 4)."""
+    return f"{main_id}:{entity.rstrip('/').replace('/', ':')}"
+
+
+def last_segment(entity: str) -> str:
+    """The last segment that is not empty: the name of an automatic registration (section 7)."""
+    return next(s for s in reversed(entity.split("/")) if s)

@@ -1,0 +1,254 @@
+"""The registration stage on raw records: what goes where, with which headers, and counters that add up."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from headrace_core.registration.config import RegistrationConfig
+from headrace_core.registration.stage import RegistrationStage
+from headrace_core.stage import Emission, Record, header
+from headrace_core.state import MemoryState
+
+
+class Log:
+    """A partition of `raw` with the stage behind it."""
+
+    def __init__(self, **config: Any) -> None:
+        self.stage = RegistrationStage(RegistrationConfig(**config))
+        self.state = MemoryState()
+        self.offset = -1
+
+    def record(self, value: bytes | None, *headers: tuple[str, bytes], at: int = 0, key: bytes | None = b"te") -> Any:
+        self.offset += 1
+        out: list[Emission] = []
+        self.stage.apply(self.state, Record(3, self.offset, at, key, value, headers), out.append)
+        return out
+
+    def message(self, topic: str, payload: Any, at: int = 0, *, retain: bool = False) -> list[Emission]:
+        value = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+        return self.record(value, ("topic", topic.encode()), ("retain", b"1" if retain else b"0"), at=at)
+
+    def request(self, method: str, path: str, at: int = 0, **more: Any) -> list[Emission]:
+        value = {"method": method, "path": path, "correlation": "c1"} | more
+        return self.record(json.dumps(value).encode(), ("kind", b"request"), at=at, key=None)
+
+
+def to(topic: str, out: list[Emission]) -> list[Emission]:
+    return [e for e in out if e.topic == topic]
+
+
+def kinds(out: list[Emission]) -> list[bytes | None]:
+    return [header(e.headers, "kind") for e in to("routed", out)]
+
+
+def balance(gauges: Any) -> int:
+    prefixes = ("passed", "replayed", "applied", "no_effect", "replaced", "refused.", "lost.", "discarded.", "pending")
+    return sum(count for name, count in gauges.items() if name.startswith(prefixes))
+
+
+def test_data_of_an_unknown_child_registers_it_first() -> None:
+    out = Log().message("te/device/a///m/temp", {"t": 1}, at=50)
+    assert kinds(out) == [b"register", b"data"]
+    register, data = to("routed", out)
+    assert json.loads(register.value or b"")["@id"] == "main-dev:device:a"
+    assert data.value == b'{"t": 1}'
+    assert data.key == b"te"
+    assert data.partition == 3
+    assert header(data.headers, "entity") == b"te/device/a//"
+    assert header(data.headers, "topic") == b"te/device/a///m/temp"
+    assert header(data.headers, "channel") == b"m/temp"
+    assert header(data.headers, "receipt_time") == b"50"
+    (published,) = to("outbound", out)
+    assert published.key == b"te/device/a//"
+    assert json.loads(published.value or b"")["name"] == "a"
+
+
+def test_every_emission_has_an_id_of_its_own_in_order() -> None:
+    out = Log().message("te/device/a///m/temp", 1)
+    assert [header(e.headers, "id") for e in out] == [b"registration:3:0:%d" % n for n in range(len(out))]
+
+
+def test_replayed_data_keeps_its_receipt_time() -> None:
+    log = Log(auto_register=False)
+    assert to("routed", log.message("te/device/a///m/t", 1, at=10)) == []
+    out = log.message("te/device/a//", {"@type": "child-device", "name": "n"}, at=99)
+    assert kinds(out) == [b"register", b"twin", b"data"]
+    assert [header(e.headers, "receipt_time") for e in to("routed", out)] == [b"99", b"99", b"10"]
+    assert json.loads(to("routed", out)[1].value or b"") == {"key": "name", "value": "n"}
+
+
+@pytest.mark.parametrize("kind", [b"tick", b"flush"])
+def test_ticks_and_flushes_move_the_clock_and_are_copied_to_the_same_partition(kind: bytes) -> None:
+    log = Log(auto_register=False, pending_ttl=100)
+    log.message("te/device/a///m/t", 1, at=10)
+    out = log.record(None, ("kind", kind), at=110, key=None)
+    copy = to("routed", out)[-1]
+    assert (copy.key, copy.value, copy.partition) == (None, None, 3)
+    assert header(copy.headers, "kind") == kind
+    assert header(copy.headers, "receipt_time") == b"110"
+    (letter,) = to("dead-letter", out)
+    assert json.loads(letter.value or b"") == {
+        "reason": "expired",
+        "detail": "the entity was pending for pending_ttl",
+        "root": "te",
+        "topic": "te/device/a///m/t",
+        "payload": "1",
+        "receipt_time": 10,
+        "lost_at": 110,
+    }
+
+
+def test_removal_leaves_tombstones_and_clears() -> None:
+    log = Log()
+    log.message("te/device/a//", {"@type": "child-device"}, retain=True)
+    log.message("te/device/a///twin/x", 1, retain=True)
+    out = log.message("te/device/a//", b"")
+    assert kinds(out) == [b"remove"]
+    assert [(e.key, e.value) for e in to("outbound", out)] == [(b"te/device/a///twin/x", b""), (b"te/device/a//", b"")]
+    assert [(e.key, e.value) for e in to("entities", out)] == [(b"te/device/a//", None)]
+    (status,) = to("registrations", out)
+    assert json.loads(status.value or b"")["status"] == "removed"
+
+
+def test_a_request_is_answered_after_what_it_caused() -> None:
+    out = Log().request("POST", "/te/v1/entities", body={"@topic-id": "device/a", "@type": "child-device"})
+    assert kinds(out) == [b"register"]
+    reply = out[-1]
+    assert (reply.topic, reply.key) == ("replies", b"c1")
+    assert json.loads(reply.value or b"")["status"] == 201
+    assert json.loads(reply.value or b"")["body"] == {"@topic-id": "device/a//"}
+
+
+def test_a_refused_request_has_its_answer_and_no_dead_letter() -> None:
+    out = Log().request("DELETE", "/te/v1/entities/device/main")
+    assert to("dead-letter", out) == []
+    answer = json.loads(out[-1].value or b"")
+    assert answer["headers"]["Content-Type"] == "application/problem+json"
+    assert answer["body"]["type"] == "urn:headrace:registration:main_protected"
+
+
+def test_if_match_is_checked_when_the_write_is_processed() -> None:
+    log = Log()
+    log.message("te/device/a//", {"@type": "child-device"})
+    out = log.request("DELETE", "/te/v1/entities/device/a", headers={"If-Match": '"other"'})
+    assert json.loads(out[-1].value or b"")["body"]["reason"] == "precondition_failed"
+    assert kinds(out) == []
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"[]", b'{"method":"GET"}', b'{"method":1,"path":"","correlation":""}'])
+def test_an_unreadable_request_is_a_dead_letter(value: bytes) -> None:
+    (letter,) = to("dead-letter", Log().record(value, ("kind", b"request"), key=None))
+    assert json.loads(letter.value or b"")["reason"] == "invalid_payload"
+
+
+def test_a_status_names_the_last_refusal() -> None:
+    out = Log().message("te/device/a//", {"@type": "x"}, at=7)
+    status = json.loads(next(e for e in to("registrations", out) if e.key == b"te/device/a//").value or b"")
+    assert (status["status"], status["reason"], status["since"]) == ("refused", "invalid_type", None)
+    assert status["document"]["last_error"] == {"reason": "invalid_type", "receipt_time": 7}
+
+
+def test_a_dead_letter_keeps_the_key_and_64_kib_of_bytes_that_are_no_text() -> None:
+    (letter,) = to("dead-letter", Log().message("te/device/a//", b"\xff" * 70_000))
+    document = json.loads(letter.value or b"")
+    assert letter.key == b"te"
+    assert base64.b64decode(document["payload_base64"]) == b"\xff" * 65_536
+    assert document["truncated"] is True
+
+
+@pytest.mark.parametrize("headers", [(), (("topic", b"\xff"),), (("topic", b"te"),), (("topic", b"xx/device/a//"),)])
+def test_a_record_without_a_usable_topic_is_a_dead_letter(headers: Any) -> None:
+    log = Log()
+    (letter,) = to("dead-letter", log.record(b"1", *headers))
+    assert json.loads(letter.value or b"")["reason"] == "invalid_topic"
+    assert balance(log.stage.gauges(log.state)) == log.stage.gauges(log.state)["in"] == 1
+
+
+def test_the_main_device_is_among_the_entities_from_the_first_record_on() -> None:
+    log = Log()
+    out = log.message("te/device/a//", b"")
+    (main,) = to("entities", out)
+    assert (main.key, json.loads(main.value or b"")["@id"]) == (b"te/device/main//", "main-dev")
+    assert to("entities", log.message("te/device/a//", b"")) == []
+
+
+def test_counters_add_up_over_every_kind_of_outcome() -> None:
+    log = Log(telemetry_cache_size=1, metadata_cache_bytes=100, pending_ttl=1000)
+    waits = {"@type": "child-device", "@parent": "device/p"}
+    for topic, payload in (
+        ("te/device/a//", waits),
+        ("te/device/a//", waits),
+        ("te/custom/x///m/t", 1),
+        ("te/custom/x///m/t", 2),
+        ("te/custom/x///twin/k", "x" * 100),
+        ("te/custom/x///signal/s", 1),
+        ("te/custom/y///m/t", b""),
+        ("te/device/b///m/t", 1),
+        ("te/device/b///zz", 1),
+        ("te/device/p//", {"@type": "child-device"}),
+        ("te/device/p//", {"@type": "child-device"}),
+        ("te/device/zz//", b""),
+        ("te/device/w//", {"@parent": "device/q"}),
+    ):
+        log.message(topic, payload)
+        gauges = log.stage.gauges(log.state)
+        assert balance(gauges) == gauges["in"]
+    gauges = log.stage.gauges(log.state)
+    for name in ("applied", "replaced", "lost.evicted", "lost.metadata_full", "lost.unregistered_signal"):
+        assert gauges[name] >= 1, name
+    assert gauges["discarded.clear_of_unknown"] == 1
+    assert gauges["refused.unknown_channel"] == 1
+    assert gauges["pending"] == 2
+
+
+def test_the_next_due_time_is_when_the_oldest_pending_entity_expires() -> None:
+    log = Log(auto_register=False, pending_ttl=100, status_retention=1000)
+    assert log.stage.next_due(log.state) is None
+    log.message("te/device/a///m/t", 1, at=10)
+    log.message("te/device/b///m/t", 1, at=20)
+    assert log.stage.next_due(log.state) == 110
+    log.record(None, ("kind", b"tick"), at=120, key=None)
+    assert log.stage.next_due(log.state) == 1110
+
+
+def test_indexes_come_back_from_the_primary_items_alone() -> None:
+    log = Log(auto_register=True)
+    log.message("te/device/a//", {"@parent": "device/p"})
+    log.message("te/device/a/service/s/m/t", 1)
+    log.message("te/custom/x///m/t", 1)
+    log.message("te/device/b//", {"@id": "b"})
+    log.message("te/device/c//", {"@id": "a/b"})
+    primary = {k: v for k, v in log.state.snapshot().items() if k[0] in log.stage.primary}
+    restored = MemoryState(primary)
+    for key, value in primary.items():
+        log.stage.derive(restored, key, value)
+    assert restored.snapshot() == log.state.snapshot()
+
+
+def test_a_damaged_item_is_counted_and_skipped() -> None:
+    log = Log()
+    log.message("te/device/b//", {"@id": "b"})
+    name = next(k for k, _ in log.state.scan(b"E", b"F") if b"device/b//" in k)
+    restored = MemoryState({name: b"\xc1"})
+    log.stage.derive(restored, name, b"\xc1")
+    assert restored.get(name) is None
+    assert log.stage.gauges(restored)["damaged"] == 1
+
+
+def test_caching_a_message_writes_only_its_own_keys() -> None:
+    """Section 6.6: what a message costs does not depend on what is cached already."""
+    log = Log(auto_register=False)
+    log.message("te/device/a//", {"@parent": "device/p", "note": "x" * 5000})
+    for n in range(50):
+        log.message("te/device/a///m/t", n)
+    before = log.state.snapshot()
+    log.message("te/device/a///m/t", 50)
+    after = log.state.snapshot()
+    changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
+    assert sum(k[:1] == b"M" for k in changed) == 1
+    assert not any(k[:1] in (b"W", b"E") for k in changed)
+    assert sum(len(after.get(k, b"")) for k in changed) < 300
