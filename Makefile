@@ -36,5 +36,5 @@ soak: setup ## the simulation of the stages over 1,000,000 steps
 	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest tests/model/test_batching_simulation.py
 
 .PHONY: demo
-demo: ## run the main job (not there yet: needs the bridge and the stages)
-	@echo 'make demo: the bridge and the registration and batching stages are not there yet; see "Where it stands" in README.md' >&2; exit 1
+demo: ## run the main job (not there yet: needs the bridge and the command line)
+	@echo 'make demo: the bridge and the command line are not there yet; see "Where it stands" in README.md' >&2; exit 1
