@@ -32,8 +32,8 @@ test: setup ## set everything up and pass the tests
 	$(RUN) pytest -m "not soak"
 
 .PHONY: soak
-soak: setup ## the simulation of the stages over 1,000,000 steps
-	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest tests/model/test_batching_simulation.py
+soak: setup ## the simulations of the stages, 1,000,000 steps each
+	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest --timeout=1800 tests/model/test_batching_simulation.py tests/model/test_registration_simulation.py
 
 .PHONY: demo
 demo: ## run the main job (not there yet: needs the bridge and the command line)
