@@ -1,0 +1,70 @@
+"""A real MQTT broker for a test, and a publisher that knows what the broker has taken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.properties import Properties
+
+from headrace.mqtt import MqttBroker, mosquitto
+
+
+@pytest.fixture
+def mqtt(tmp_path: Path) -> Iterator[MqttBroker]:
+    """mosquitto, one for each test: sessions and queues of tests do not meet."""
+    if mosquitto() is None:
+        pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
+    broker = MqttBroker(tmp_path / "mqtt", use="mosquitto").start()
+    yield broker
+    broker.kill()
+
+
+class Publisher:
+    """paho as a device. `publish` hands over, `confirm` waits until the broker has acknowledged everything."""
+
+    def __init__(self, port: int) -> None:
+        self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        self._client.max_inflight_messages_set(500)
+        self._client.max_queued_messages_set(0)
+        self._client.connect("127.0.0.1", port)
+        self._client.loop_start()
+        self._last: paho.MQTTMessageInfo | None = None
+
+    def publish(
+        self, topic: str, payload: bytes = b"", *, qos: int = 1, retain: bool = False,
+        properties: Properties | None = None,
+    ) -> None:  # fmt: skip
+        self._last = self._client.publish(topic, payload, qos, retain, properties)
+
+    def confirm(self, seconds: float = 60) -> None:
+        assert self._last is not None
+        self._last.wait_for_publish(seconds)
+        assert self._last.is_published()
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+class Subscriber:
+    """paho as a reader of everything under a filter; `got` is (topic, payload, retain) in order."""
+
+    def __init__(self, port: int, filter_: str) -> None:
+        self.got: list[tuple[str, bytes, bool]] = []
+        subscribed = threading.Event()
+        self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        self._client.on_message = lambda _c, _u, m: self.got.append((m.topic, m.payload, m.retain))
+        self._client.on_subscribe = lambda *_: subscribed.set()
+        self._client.connect("127.0.0.1", port)
+        self._client.loop_start()
+        self._client.subscribe(filter_, qos=1)
+        assert subscribed.wait(10)
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
