@@ -97,7 +97,7 @@ def test_messages_arrive_with_headers_and_in_order(bridge: BridgeProcess, device
     assert len(records) == 602
 
 
-@pytest.mark.parametrize("qos", [1])
+@pytest.mark.parametrize("qos", [1, 2])
 def test_kill_9_loses_nothing(bridge: BridgeProcess, device: Publisher, qos: int) -> None:
     dice = random.Random(7 + qos)
     bridge.settings["FILTERS"] = json.dumps({f"{root}/#": 2 for root in ROOTS})

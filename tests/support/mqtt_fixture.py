@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,26 +26,32 @@ def mqtt(tmp_path: Path) -> Iterator[MqttBroker]:
 
 
 class Publisher:
-    """paho as a device. `publish` hands over, `confirm` waits until the broker has acknowledged everything."""
+    """paho as a device. `publish` hands over, `confirm` waits until the broker has acknowledged everything.
 
-    def __init__(self, port: int) -> None:
+    `window` is what the broker takes at once: paho does not keep the broker's Receive Maximum by itself, and mosquitto
+    then drops QoS 2 messages without a word.
+    """
+
+    def __init__(self, port: int, window: int = 20) -> None:
         self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-        self._client.max_inflight_messages_set(500)
+        self._client.max_inflight_messages_set(window)
         self._client.max_queued_messages_set(0)
         self._client.connect("127.0.0.1", port)
         self._client.loop_start()
-        self._last: paho.MQTTMessageInfo | None = None
+        self._open: list[paho.MQTTMessageInfo] = []
 
     def publish(
         self, topic: str, payload: bytes = b"", *, qos: int = 1, retain: bool = False,
         properties: Properties | None = None,
     ) -> None:  # fmt: skip
-        self._last = self._client.publish(topic, payload, qos, retain, properties)
+        self._open.append(self._client.publish(topic, payload, qos, retain, properties))
 
     def confirm(self, seconds: float = 60) -> None:
-        assert self._last is not None
-        self._last.wait_for_publish(seconds)
-        assert self._last.is_published()
+        deadline = time.monotonic() + seconds
+        for info in self._open:
+            info.wait_for_publish(max(0.1, deadline - time.monotonic()))
+            assert info.is_published()
+        self._open.clear()
 
     def close(self) -> None:
         self._client.disconnect()

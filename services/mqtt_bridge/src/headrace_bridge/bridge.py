@@ -140,6 +140,7 @@ class Bridge:
             self._backlog = len(taken) == room
             for packet in taken:
                 self._handle(packet)
+            connection.decoder.check()
         self._outlet.poll((FULL_S if not room else BUSY_S if got else WAITING_S) if waiting else 0)
         connection.send(receiver.acknowledgements())
         if self._outbound is not None:

@@ -113,6 +113,7 @@ class Decoder:
         self._need = 2  # so many are needed before the next packet can be complete
         self._held: Publish | None = None
         self._skip = 0
+        self._broken: MalformedPacket | None = None
 
     def feed(self, data: bytes) -> None:
         """Add what was read."""
@@ -125,7 +126,11 @@ class Decoder:
             self._have += len(data)
 
     def take(self, limit: int) -> list[Packet]:
-        """Up to `limit` complete packets, in order. Raises MalformedPacket."""
+        """Up to `limit` complete packets, in order; those before a malformed one are not lost.
+
+        Raises MalformedPacket when nothing can be taken before it; `check` raises it as well.
+        """
+        self.check()
         taken: list[Packet] = []
         if self._held is not None:
             if self._skip:
@@ -134,9 +139,19 @@ class Decoder:
             self._held = None
         if self._have >= self._need:
             self._join()
-            while len(taken) < limit and (packet := self._next()) is not None:
-                taken.append(packet)
+            try:
+                while len(taken) < limit and (packet := self._next()) is not None:
+                    taken.append(packet)
+            except MalformedPacket as error:
+                self._broken = error
+                if not taken:
+                    raise
         return taken
+
+    def check(self) -> None:
+        """Raises MalformedPacket if one was found behind the packets that were taken."""
+        if self._broken is not None:
+            raise self._broken
 
     def _join(self) -> None:
         if self._chunks:
