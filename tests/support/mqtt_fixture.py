@@ -32,8 +32,8 @@ class Publisher:
     then drops QoS 2 messages without a word.
     """
 
-    def __init__(self, port: int, window: int = 20) -> None:
-        self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    def __init__(self, port: int, window: int = 20, *, v5: bool = True) -> None:
+        self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5 if v5 else paho.MQTTv311)
         self._client.max_inflight_messages_set(window)
         self._client.max_queued_messages_set(0)
         self._client.connect("127.0.0.1", port)
