@@ -1,0 +1,143 @@
+"""`python -m headrace_bridge`: builds the bridge from the environment and runs it until SIGTERM or an error.
+
+Exit codes: 0 after SIGTERM or SIGINT, 2 when a setting is wrong, 70 after an error while running.
+"""
+
+from __future__ import annotations
+
+import signal
+import ssl
+import sys
+import threading
+import time
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from headrace_bridge import http, kafka, logs, outbound
+from headrace_bridge.bridge import Bridge, Snapshot
+from headrace_bridge.connection import Target
+from headrace_bridge.inflight import Window
+from headrace_bridge.kafka import KafkaNotReady, Outlet
+from headrace_bridge.receive import Receiver
+from headrace_bridge.record import DEAD_LETTER, RAW, Router
+from headrace_bridge.settings import BridgeSettings
+from headrace_bridge.subscriptions import FilterMemory
+from headrace_core.errors import ConfigError
+
+log = structlog.get_logger("headrace_bridge")
+
+WRONG_SETTING, FAILED = 2, 70
+ASK_AGAIN_S = 2.0
+
+
+def target_of(settings: BridgeSettings) -> Target:
+    """Where to connect. Raises ConfigError naming the file that cannot be used."""
+    return Target(
+        settings.mqtt_host, settings.mqtt_port, settings.client_id, settings.mqtt_version == "5",
+        settings.keep_alive_s, settings.session_expiry_s, settings.max_in_flight, settings.mqtt_user,
+        secret("mqtt_password_file", settings.mqtt_password_file), tls_of(settings), settings.tls_server_name,
+    )  # fmt: skip
+
+
+def tls_of(settings: BridgeSettings) -> ssl.SSLContext | None:
+    """The TLS context, None for plain TCP."""
+    if not settings.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca_file)
+        if settings.tls_cert_file is not None:
+            context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+    except OSError as error:
+        raise ConfigError("tls_ca_file, tls_cert_file, tls_key_file", str(error)) from error
+    return context
+
+
+def secret(field: str, path: Path | None) -> str | None:
+    """A secret from a file, without the line's end."""
+    if path is None:
+        return None
+    try:
+        return path.read_text().rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(field, str(error)) from error
+
+
+def kafka_base(settings: BridgeSettings) -> dict[str, str]:
+    """What all Kafka clients of the bridge share."""
+    base = {"client.id": settings.client_id, **settings.kafka_options, "bootstrap.servers": settings.kafka}
+    password = secret("kafka_password_file", settings.kafka_password_file)
+    return base if password is None else {**base, "sasl.password": password}
+
+
+def topic_limits(settings: BridgeSettings, base: dict[str, str], stopping: threading.Event) -> dict[str, int] | None:
+    """Wait until Kafka has the topics; None if the process shall end before."""
+    names = dict.fromkeys([RAW, DEAD_LETTER, *settings.routes.values()])
+    topics = [settings.prefix + name for name in names]
+    while not stopping.is_set():
+        try:
+            return kafka.limits(base, topics)
+        except KafkaNotReady as error:
+            log.warning("waiting for Kafka", error=str(error))
+        stopping.wait(ASK_AGAIN_S)
+    return None
+
+
+def build(settings: BridgeSettings, base: dict[str, str], limits: dict[str, int]) -> Bridge:
+    """All parts of a bridge, tied together."""
+    outlet = Outlet(base, limits=limits, max_held_bytes=settings.max_in_flight_bytes)
+    receiver = Receiver(
+        outlet, Window(settings.max_in_flight, settings.max_in_flight_bytes),
+        Router(settings.prefix, limits, settings.root_pattern, settings.routes), lambda: time.time_ns() // 1_000_000,
+    )  # fmt: skip
+    target = target_of(settings)
+    out = outbound.Outbound(
+        outbound.consumer(base, settings.prefix), outlet, prefix=settings.prefix, window=settings.outbound_window,
+        v5=target.v5,
+    ) if settings.outbound else None  # fmt: skip
+    memory = FilterMemory(settings.state_dir, settings.client_id)
+    return Bridge(target, settings.subscriptions, memory, receiver, outlet, out, settings.stop_s)
+
+
+def run(settings: BridgeSettings) -> None:
+    """Everything, until a signal. Raises ConfigError, KafkaFailed."""
+    stopping = threading.Event()
+    bridge: Bridge | None = None
+
+    def stop(*_: object) -> None:
+        stopping.set()
+        if bridge is not None:
+            bridge.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    target_of(settings)
+    base = kafka_base(settings)
+    web = http.serve(lambda: bridge.snapshot if bridge else Snapshot(), settings.http_host, settings.http_port)
+    log.info("started", kafka=settings.kafka, prefix=settings.prefix, mqtt=f"{settings.mqtt_host}:{settings.mqtt_port}")
+    limits = topic_limits(settings, base, stopping)
+    if limits is not None:
+        bridge = build(settings, base, limits)
+        if stopping.is_set():
+            bridge.stop()
+        bridge.run()
+    web.shutdown()
+
+
+def main() -> int:
+    """Run; returns the exit code."""
+    logs.configure()
+    try:
+        run(BridgeSettings())
+    except (ValidationError, ConfigError) as error:
+        log.critical("wrong setting", error=str(error))
+        return WRONG_SETTING
+    except Exception as error:
+        log.critical("failed", error=repr(error), exc_info=error)
+        return FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

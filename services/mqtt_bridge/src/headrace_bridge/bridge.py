@@ -1,0 +1,241 @@
+"""The bridge's one loop: read MQTT, serve Kafka's reports, acknowledge, publish; and what happens around a connection.
+
+One thread does it all, so nothing needs a lock, and what it counts agrees at the end of every turn, when a snapshot for
+the metrics is made.
+
+| state | leaves it when |
+|---|---|
+| away | connected; tried again for ever, with a jittered pause of at most 30 s |
+| connected | CONNACK; subscribes if it must, but reads at once: queued messages come before SUBACK (bridge.md 8) |
+| ready | SUBACK |
+| stopping | SIGTERM: reads no more; in-flight messages get 10 s, then DISCONNECT, the session stays |
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+
+import structlog
+
+from headrace_bridge import packets
+from headrace_bridge.connection import Connection, ConnectionLost, Target
+from headrace_bridge.kafka import Outlet
+from headrace_bridge.outbound import FAILED, Outbound
+from headrace_bridge.packets import (
+    PUBACK,
+    PUBREL,
+    SUBACK,
+    UNSUBACK,
+    Ack,
+    Connack,
+    Disconnected,
+    MalformedPacket,
+    Packet,
+    Pong,
+    Publish,
+)  # fmt: skip
+from headrace_bridge.receive import Receiver
+from headrace_bridge.subscriptions import FilterMemory
+
+log = structlog.get_logger(__name__)
+
+SUBSCRIBE_ID, UNSUBSCRIBE_ID = 1, 2
+IDLE_S, BUSY_S, WAITING_S, FULL_S = 0.1, 0.003, 0.01, 0.05
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the HTTP server shows; made at the end of a turn. Ages in ms."""
+
+    connected: bool = False
+    subscribed: bool = False
+    kafka_up: bool = False
+    numbers: dict[str, int] = field(default_factory=dict)
+    by_qos: tuple[int, ...] = (0, 0, 0)
+    dead_letters: dict[str, int] = field(default_factory=dict)
+    latency: tuple[int, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """Both ends are there and all filters subscribed (bridge.md 6)."""
+        return self.connected and self.subscribed and self.kafka_up
+
+
+class Bridge:
+    """Build it, `run` it; `stop` may be called by a signal handler."""
+
+    def __init__(
+        self, target: Target, subscriptions: dict[str, int], memory: FilterMemory, receiver: Receiver,
+        outlet: Outlet, outbound: Outbound | None, stop_s: float,
+    ) -> None:  # fmt: skip
+        self._target = target
+        self._subscriptions = subscriptions
+        self._memory = memory
+        self._receiver = receiver
+        self._outlet = outlet
+        self._outbound = outbound
+        self._stop_s = stop_s
+        self._connection: Connection | None = None
+        self._subscribed = False
+        self._first = True
+        self._backlog = False
+        self._stopping = False
+        self._failures = 0
+        self._counts = {"connects": 0, "connection_losses": 0, "decode_errors": 0}
+        self.snapshot = Snapshot()
+
+    def stop(self) -> None:
+        """Ask `run` to end."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Until `stop`. Raises KafkaFailed."""
+        while not self._stopping:
+            try:
+                self._connect()
+                while not self._stopping:
+                    self._turn()
+            except (ConnectionLost, MalformedPacket) as error:
+                self._lost(error)
+                self._pause()
+        self._finish()
+
+    def _connect(self) -> None:
+        self._connection = connection = Connection.connect(self._target)
+        self._counts["connects"] += 1
+        self._backlog = True  # packets may have come together with CONNACK
+        present = connection.connack.session_present
+        log.info("connected", host=self._target.host, port=self._target.port, session_present=present)
+        if not present:
+            self._receiver.window.session_lost()
+        self._subscribed = present and not self._first
+        if not self._subscribed:
+            self._subscribe(connection)
+        if self._outbound is not None:
+            connection.send(self._outbound.connected(connection.connack))
+
+    def _subscribe(self, connection: Connection) -> None:
+        wanted = set(self._subscriptions)
+        removed = sorted(self._memory.load() - wanted)
+        self._memory.save(wanted | set(removed))
+        if removed:
+            log.info("unsubscribing", filters=removed)
+            connection.send(packets.unsubscribe(UNSUBSCRIBE_ID, removed, v5=self._target.v5))
+        connection.send(packets.subscribe(SUBSCRIBE_ID, self._subscriptions, v5=self._target.v5))
+
+    def _turn(self) -> None:
+        connection, receiver = self._connection, self._receiver
+        assert connection is not None
+        room = receiver.window.room
+        waiting = receiver.window.outstanding > 0
+        reading = room > 0 and not self._backlog
+        got = 0
+        if connection.wait(0 if waiting or self._backlog else IDLE_S, reading=reading):
+            got = connection.receive()
+        if room and (got or self._backlog):
+            taken = connection.decoder.take(room)
+            self._backlog = len(taken) == room
+            for packet in taken:
+                self._handle(packet)
+            connection.decoder.check()
+        self._outlet.poll((FULL_S if not room else BUSY_S if got else WAITING_S) if waiting else 0)
+        connection.send(receiver.acknowledgements())
+        if self._outbound is not None:
+            connection.send(self._outbound.turn())
+        connection.keep_alive(reading=reading)
+        self._take_snapshot()
+
+    def _handle(self, packet: Packet) -> None:
+        match packet:
+            case Publish():
+                self._receiver.publish(packet)
+            case Ack(kind=kind) if kind == PUBACK:
+                if self._outbound is not None:
+                    self._outbound.acknowledged(packet)
+            case Ack(kind=kind) if kind == PUBREL:
+                assert self._connection is not None
+                self._connection.send(self._receiver.release(packet.packet_id))
+            case Ack(kind=kind) if kind == SUBACK:
+                self._suback(packet)
+            case Ack(kind=kind) if kind == UNSUBACK:
+                self._memory.save(set(self._subscriptions))
+            case Ack(kind=kind):
+                raise MalformedPacket(f"a packet of kind {kind} that answers nothing")
+            case Connack():
+                raise MalformedPacket("a second CONNACK")
+            case Disconnected():
+                raise ConnectionLost(f"the broker disconnects with reason code {packet.code:#x}")
+            case Pong():
+                pass
+
+    def _suback(self, ack: Ack) -> None:
+        refused = [name for name, code in zip(self._subscriptions, ack.codes, strict=False) if code >= FAILED]
+        if refused or len(ack.codes) != len(self._subscriptions):
+            raise ConnectionLost(f"subscriptions refused: {refused}, codes {ack.codes.hex()}")
+        self._subscribed = True
+        self._first = False
+        self._failures = 0
+        log.info("subscribed", filters=self._subscriptions)
+
+    def _lost(self, error: ConnectionLost | MalformedPacket) -> None:
+        log.warning("connection lost", error=str(error), code=error.code)
+        if self._connection is None:
+            return
+        self._counts["connection_losses"] += 1
+        self._counts["decode_errors"] += isinstance(error, MalformedPacket)
+        if self._subscribed:
+            self._failures = 0
+        self._connection.abort()
+        self._connection = None
+        self._subscribed = False
+        self._backlog = False
+        self._receiver.window.disconnected()
+
+    def _pause(self) -> None:
+        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
+        self._failures += 1
+        until = time.monotonic() + pause
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            self._outlet.poll(min(left, WAITING_S))
+            self._take_snapshot()
+            if not self._outlet.queued:
+                time.sleep(min(left, BUSY_S))
+
+    def _finish(self) -> None:
+        window = self._receiver.window
+        log.info("stopping", in_flight=window.in_flight)
+        deadline = time.monotonic() + self._stop_s
+        try:
+            while window.outstanding and time.monotonic() < deadline:
+                self._outlet.poll(BUSY_S)
+                if self._connection is not None:
+                    self._connection.send(self._receiver.acknowledgements())
+            if self._connection is not None:
+                self._connection.send(self._receiver.acknowledgements())
+                self._connection.close()
+        except ConnectionLost as error:
+            log.warning("connection lost", error=str(error), code=error.code)
+        if self._outbound is not None:
+            self._outbound.close()
+        log.info("stopped", in_flight=window.in_flight, received=window.received, acknowledged=window.acknowledged)
+
+    def _take_snapshot(self) -> None:
+        receiver, window, outbound = self._receiver, self._receiver.window, self._outbound
+        oldest = window.oldest_ms
+        numbers = {
+            **self._counts, "received": window.received, "acknowledged": window.acknowledged,
+            "in_flight": window.in_flight, "in_flight_bytes": window.outstanding_bytes,
+            "oldest_arrival_ms": oldest or 0, "redelivered": window.redelivered, "ignored": receiver.ignored,
+            "produced": self._outlet.produced, "retries": self._outlet.retries, "kafka_queue": self._outlet.queued,
+            "latency_sum_ms": receiver.latency_sum_ms,
+            "publish_sent": outbound.sent if outbound else 0, "publish_acked": outbound.acked if outbound else 0,
+            "publish_in_flight": outbound.in_flight if outbound else 0,
+        }  # fmt: skip
+        self.snapshot = Snapshot(
+            self._connection is not None, self._subscribed, self._outlet.up, numbers, tuple(receiver.by_qos),
+            dict(receiver.dead_letters + outbound.dead_letters if outbound else receiver.dead_letters),
+            tuple(receiver.latency),
+        )  # fmt: skip

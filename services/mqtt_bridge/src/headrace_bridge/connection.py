@@ -1,0 +1,205 @@
+"""One connection to the MQTT broker: socket, TLS, keep-alive, and an end that loses no acknowledgement (bridge.md 1.5).
+
+Blocking only while connecting; then the socket does not block and the owner's loop says when to read. Not reading is
+how the bridge holds the broker back, so silence counts only while we read.
+
+The end (bridge.md 8): closing a socket with unread input makes the kernel reset the connection, and the broker drops
+acknowledgements it had not read. So: DISCONNECT, shut the sending side, read to the end, close.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+
+from headrace_bridge import packets
+from headrace_bridge.packets import Connack, Decoder, MalformedPacket, Packet
+from headrace_core.errors import HeadraceError
+
+READ_BYTES = 256 * 1024
+CONNECT_S = 5.0
+CLOSE_S = 2.0
+SILENCE = 1.5  # times keep-alive
+REFUSED = {
+    1: "unacceptable protocol version", 2: "client id rejected", 3: "server unavailable", 4: "bad user or password",
+    5: "not authorized", 0x84: "unsupported protocol version", 0x85: "client id not valid",
+    0x86: "bad user or password", 0x87: "not authorized", 0x88: "server unavailable", 0x89: "server busy",
+    0x8A: "banned", 0x8C: "bad authentication method", 0x97: "quota exceeded", 0x9F: "connection rate exceeded",
+}  # fmt: skip
+
+
+class ConnectionLost(HeadraceError):
+    """The connection is of no use any more; the message says why."""
+
+    code = "connection_lost"
+    retry = True
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to connect and as whom. `tls` None: plain TCP."""
+
+    host: str
+    port: int
+    client_id: str
+    v5: bool
+    keep_alive_s: int
+    session_expiry_s: int
+    receive_maximum: int
+    user: str | None = None
+    password: str | None = None
+    tls: ssl.SSLContext | None = None
+    tls_server_name: str | None = None
+
+
+class Connection:
+    """An accepted connection; make it with `connect`."""
+
+    def __init__(self, sock: socket.socket, target: Target) -> None:
+        self._sock = sock
+        self.decoder = Decoder(v5=target.v5)
+        self._out = bytearray()
+        self._keep_alive_s = float(target.keep_alive_s)
+        self._read_at = self._written_at = time.monotonic()
+        self._pinged = False
+        self._more = False
+        self.connack = Connack(session_present=False, code=0)
+
+    @classmethod
+    def connect(cls, target: Target) -> Connection:
+        """Connect, wait for CONNACK. Raises ConnectionLost with the reason."""
+        try:
+            sock = socket.create_connection((target.host, target.port), CONNECT_S)
+        except OSError as error:
+            raise ConnectionLost(f"{target.host}:{target.port}: {error}") from error
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if target.tls is not None:
+                sock = target.tls.wrap_socket(sock, server_hostname=target.tls_server_name or target.host)
+            connection = cls(sock, target)
+            connection._greet(target)
+        except OSError as error:
+            sock.close()
+            raise ConnectionLost(f"{target.host}:{target.port}: {error}") from error
+        except HeadraceError:
+            sock.close()
+            raise
+        return connection
+
+    def _greet(self, target: Target) -> None:
+        self._sock.sendall(
+            packets.connect(
+                target.client_id, v5=target.v5, keep_alive_s=target.keep_alive_s,
+                session_expiry_s=target.session_expiry_s, receive_maximum=target.receive_maximum,
+                user=target.user, password=target.password,
+            )
+        )  # fmt: skip
+        first = self._first_packet()
+        if not isinstance(first, Connack):
+            raise ConnectionLost(f"the broker answered with {type(first).__name__} instead of CONNACK")
+        if first.code:
+            raise ConnectionLost(f"refused: {REFUSED.get(first.code, hex(first.code))}")
+        self.connack = first
+        self._keep_alive_s = float(first.number(packets.SERVER_KEEP_ALIVE, target.keep_alive_s))
+        self._sock.setblocking(False)
+        self._more = target.tls is not None
+
+    def _first_packet(self) -> Packet:
+        deadline = time.monotonic() + CONNECT_S
+        while time.monotonic() < deadline:
+            data = self._sock.recv(READ_BYTES)
+            if not data:
+                raise ConnectionLost("closed by the broker before CONNACK")
+            self.decoder.feed(data)
+            try:
+                if taken := self.decoder.take(1):
+                    return taken[0]
+            except MalformedPacket as error:
+                raise ConnectionLost(f"not MQTT: {error}") from error
+        raise ConnectionLost("no CONNACK in time")
+
+    def wait(self, seconds: float, *, reading: bool) -> bool:
+        """Wait for input (if `reading`) or for room to write; whether there is input."""
+        seconds = 0 if self._more and reading else seconds
+        if not reading and not self._out:
+            return False
+        readable, writable, _ = select.select(
+            [self._sock] if reading else [], [self._sock] if self._out else [], [], seconds
+        )  # fmt: skip
+        if writable:
+            self._flush()
+        return bool(readable) or (self._more and reading)
+
+    def receive(self) -> int:
+        """Read what is there, one read's size at most, into the decoder. Raises ConnectionLost at the end."""
+        got = 0
+        self._more = False
+        try:
+            while got < READ_BYTES:
+                data = self._sock.recv(READ_BYTES - got)
+                if not data:
+                    raise ConnectionLost("closed by the broker")
+                self.decoder.feed(data)
+                got += len(data)
+            self._more = True
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+        if got:
+            self._read_at = time.monotonic()
+            self._pinged = False
+        return got
+
+    def send(self, data: bytes) -> None:
+        """Write, or keep what does not fit now. Raises ConnectionLost."""
+        if data:
+            self._out += data
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                sent = self._sock.send(self._out)
+                del self._out[:sent]
+                self._written_at = time.monotonic()
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+
+    def keep_alive(self, *, reading: bool) -> None:
+        """Call every turn: PINGREQ in time; raises ConnectionLost when the broker has been silent for too long."""
+        now = time.monotonic()
+        if not self._keep_alive_s:
+            return
+        if not reading:
+            self._read_at = now
+        silent = now - self._read_at
+        if silent >= SILENCE * self._keep_alive_s:
+            raise ConnectionLost(f"no sign of life for {silent:.1f} s")
+        due = now - self._written_at >= self._keep_alive_s / 2
+        if due or (silent >= self._keep_alive_s / 2 and not self._pinged):
+            self._pinged = True
+            self._written_at = now
+            self.send(packets.PINGREQ_BYTES)
+
+    def close(self) -> None:
+        """End in good order; the session stays."""
+        with contextlib.suppress(OSError):
+            self._sock.settimeout(CLOSE_S)
+            self._sock.sendall(bytes(self._out) + packets.DISCONNECT_BYTES)
+            if not isinstance(self._sock, ssl.SSLSocket):
+                self._sock.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + CLOSE_S
+            while time.monotonic() < deadline and self._sock.recv(READ_BYTES):
+                continue
+        self.abort()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._sock.close()

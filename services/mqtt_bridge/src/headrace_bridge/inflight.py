@@ -1,0 +1,142 @@
+"""The window of received and not yet acknowledged messages: acknowledge in order, never too early (bridge.md 1.2, 1.4).
+
+A message is *outstanding* until Kafka has it (`settle`), and *in flight* until its acknowledgement was handed to the
+connection (`take`). Acknowledgements leave in the order of arrival: a message waits for all before it.
+
+When a connection ends, its packet ids die with it: a late delivery report must not acknowledge whatever has that id on
+the next connection. The broker still owes us those messages and sends them again. They stay in flight, as what they
+are, under `owed`, so
+
+    received = acknowledged + in flight                                  (bridge.md 6)
+
+at every moment: a message that comes again is not received twice. A packet id that is used anew without the duplicate
+flag closes the old account: the broker knew our acknowledgement. So does the loss of the session.
+
+QoS 2: a packet id is remembered from its PUBLISH until PUBREL, over connections of a session; a PUBLISH that repeats it
+is bound to the first one's fate and not produced again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One arrival. `packet_id` 0 with QoS 0; `settled`: Kafka has the message, or its dead letter."""
+
+    packet_id: int
+    qos: int
+    size: int
+    arrived_ms: int
+    connection: int
+    settled: bool = False
+
+
+class Window:
+    """Counts and order of one client's messages. `limit` messages and `limit_bytes` make it full."""
+
+    def __init__(self, limit: int, limit_bytes: int) -> None:
+        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._connection = 0
+        self._order: deque[Entry] = deque()
+        self._owed: set[int] = set()
+        self._second: dict[int, Entry] = {}  # QoS 2 until PUBREL
+        self._stray = 0  # QoS 0 of former connections, not settled yet
+        self._former = 0  # outstanding entries of former connections, any QoS
+        self.outstanding = 0
+        self.outstanding_bytes = 0
+        self.received = 0
+        self.redelivered = 0
+        self.acknowledged = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Messages received and not acknowledged."""
+        return len(self._order) + len(self._owed) + self._stray
+
+    @property
+    def room(self) -> int:
+        """So many more may arrive now; 0 = full, stop reading. Bytes may be exceeded by the last message."""
+        if self.outstanding_bytes >= self._limit_bytes:
+            return 0
+        return max(0, self._limit - len(self._order) - self._former)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """Arrival of the oldest message in flight on this connection; None if there is none."""
+        return self._order[0].arrived_ms if self._order else None
+
+    def arrived(self, packet_id: int, qos: int, *, dup: bool, size: int, now_ms: int) -> tuple[Entry, bool]:
+        """A PUBLISH came. Returns its entry, and whether it must be produced (False: a repeat of QoS 2)."""
+        self._count_arrival(packet_id, dup=dup)
+        first = self._second.get(packet_id) if qos == 2 else None
+        if first is not None:
+            if not first.settled and first.connection != self._connection:
+                self._former -= 1
+            first.connection = self._connection
+            self._order.append(first)
+            return first, False
+        entry = Entry(packet_id, qos, size, now_ms, self._connection)
+        if qos == 2:
+            self._second[packet_id] = entry
+        self._order.append(entry)
+        self.outstanding += 1
+        self.outstanding_bytes += size
+        return entry, True
+
+    def _count_arrival(self, packet_id: int, *, dup: bool) -> None:
+        if packet_id in self._owed:
+            self._owed.discard(packet_id)
+            if dup:
+                self.redelivered += 1
+                return
+            self.acknowledged += 1
+        self.received += 1
+
+    def settle(self, entry: Entry) -> None:
+        """Kafka has it. A second call for the same entry changes nothing."""
+        if entry.settled:
+            return
+        entry.settled = True
+        self.outstanding -= 1
+        self.outstanding_bytes -= entry.size
+        if entry.connection != self._connection:
+            self._former -= 1
+            if not entry.qos:
+                self._stray -= 1
+                self.acknowledged += 1
+
+    def take(self) -> list[Entry]:
+        """Remove and return what may be acknowledged now, in order of arrival. QoS 0 is among it."""
+        taken: list[Entry] = []
+        order = self._order
+        while order and order[0].settled:
+            taken.append(order.popleft())
+        self.acknowledged += len(taken)
+        return taken
+
+    def released(self, packet_id: int) -> None:
+        """PUBREL came: the id may be used anew."""
+        self._second.pop(packet_id, None)
+
+    def disconnected(self) -> None:
+        """The connection ended: nothing of it may be acknowledged any more."""
+        self._connection += 1
+        for entry in self._order:
+            self._former += not entry.settled
+            if entry.qos and entry.packet_id not in self._owed:
+                self._owed.add(entry.packet_id)
+            elif entry.qos or entry.settled:
+                self.acknowledged += 1
+            else:
+                self._stray += 1
+        self._order.clear()
+
+    def session_lost(self) -> None:
+        """The broker has forgotten us: it owes nothing, and its packet ids start anew."""
+        self.acknowledged += len(self._owed)
+        self._owed.clear()
+        self._second.clear()

@@ -1,0 +1,161 @@
+"""The Kafka side: a producer that gives every record one final answer, and what is read from the cluster at start.
+
+Order (bridge.md 1.2, 1.3): the producer is idempotent and a record's time in it is unlimited, so while Kafka is away
+librdkafka keeps the records and sends them in order when it is back; each try to deliver lasts 30 s at most. An error
+that is reported all the same is either permanent for that record (the caller makes a dead letter) or repeated here
+after a pause for as long as the bridge runs. A fatal error of the producer ends the process: nothing was acknowledged,
+so the MQTT broker sends it all again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from headrace_bridge.record import Record
+from headrace_core.errors import HeadraceError
+
+log = structlog.get_logger(__name__)
+
+TRY_MS = 30_000
+AGAIN_S = 1.0
+BATCH_BYTES = 1_000_000
+STATISTICS_MS = 2000
+PERMANENT = {
+    KafkaError.MSG_SIZE_TOO_LARGE: "too_large",
+    KafkaError.INVALID_MSG_SIZE: "too_large",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "unknown_topic",
+    KafkaError._UNKNOWN_TOPIC: "unknown_topic",
+    KafkaError._UNKNOWN_PARTITION: "unknown_topic",
+    KafkaError.TOPIC_EXCEPTION: "unknown_topic",
+    KafkaError.INVALID_MSG: "invalid_record",
+    KafkaError.INVALID_RECORD: "invalid_record",
+    KafkaError._INVALID_ARG: "invalid_record",
+}
+
+Done = Callable[[str | None, str], None]  # permanent reason or None = delivered; detail
+
+
+class KafkaFailed(HeadraceError):
+    """The producer cannot go on; start anew."""
+
+    code = "kafka_failed"
+    retry = True
+
+
+class KafkaNotReady(HeadraceError):
+    """The cluster does not answer, or a topic is missing."""
+
+    code = "kafka_not_ready"
+    retry = True
+
+
+class Outlet:
+    """The bridge's producer; `limits`: max.message.bytes of the topics it writes.
+
+    One thread uses it; callbacks run inside `poll` or `send`.
+    """
+
+    def __init__(self, base: Mapping[str, str], *, limits: Mapping[str, int], max_held_bytes: int) -> None:
+        largest, smallest = max(limits.values()), min(limits.values())
+        self._producer = Producer(
+            {
+                **base, "acks": "all", "enable.idempotence": True, "partitioner": "murmur2_random",
+                "linger.ms": 3, "message.timeout.ms": 0, "request.timeout.ms": TRY_MS,
+                "message.max.bytes": largest, "batch.size": min(BATCH_BYTES, smallest),
+                "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 2 * (max_held_bytes + largest) // 1024,
+                "reconnect.backoff.max.ms": 2000, "allow.auto.create.topics": False,
+                "statistics.interval.ms": STATISTICS_MS, "stats_cb": self._statistics, "error_cb": self._error,
+                "log_level": 2,
+            }
+        )  # fmt: skip
+        self._again: list[tuple[float, int, Record, Done, bool]] = []
+        self._ticket = itertools.count()
+        self._fatal: KafkaError | None = None
+        self.up = True
+        self.produced = 0
+        self.retries = 0
+
+    @property
+    def queued(self) -> int:
+        """Records not answered by Kafka yet."""
+        return len(self._producer) + len(self._again)
+
+    def send(self, record: Record, done: Done, *, surely: bool = False) -> None:
+        """Produce. `done` is called once: with None when all in-sync replicas have it, or with a permanent reason.
+
+        `surely`: no error is permanent (dead letters).
+        """
+
+        def delivered(error: KafkaError | None, _: object) -> None:
+            if error is None:
+                self.produced += 1
+                done(None, "")
+            else:
+                self._failed(error, record, done, surely)
+
+        try:
+            self._producer.produce(
+                record.topic, record.value, record.key, headers=record.headers, on_delivery=delivered
+            )  # fmt: skip
+        except BufferError:
+            self._later(record, done, surely)
+        except KafkaException as error:
+            self._failed(error.args[0], record, done, surely)
+
+    def _failed(self, error: KafkaError, record: Record, done: Done, surely: bool) -> None:
+        if error.fatal():
+            self._fatal = error
+            return
+        reason = PERMANENT.get(error.code())
+        if reason and not surely:
+            done(reason, error.str())
+            return
+        log.warning("produced again", topic=record.topic, error=str(error))
+        self._later(record, done, surely)
+
+    def _later(self, record: Record, done: Done, surely: bool) -> None:
+        self.retries += 1
+        heapq.heappush(self._again, (time.monotonic() + AGAIN_S, next(self._ticket), record, done, surely))
+
+    def poll(self, seconds: float) -> None:
+        """Serve delivery reports, waiting for them so long at most. Raises KafkaFailed."""
+        self._producer.poll(seconds)
+        while self._again and self._again[0][0] <= time.monotonic():
+            _, _, record, done, surely = heapq.heappop(self._again)
+            self.send(record, done, surely=surely)
+        if self._fatal is not None:
+            raise KafkaFailed(f"the producer cannot go on: {self._fatal}")
+
+    def _error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal = error
+        log.warning("kafka", error=str(error))
+
+    def _statistics(self, text: str) -> None:
+        brokers = json.loads(text)["brokers"].values()
+        self.up = any(broker["state"] == "UP" for broker in brokers)
+
+
+def limits(base: Mapping[str, str], topics: list[str], timeout_s: float = 5.0) -> dict[str, int]:
+    """max.message.bytes of topics (bridge.md 2). Raises KafkaNotReady with a line that names what is wrong."""
+    admin = AdminClient({**base, "log_level": 0})
+    try:
+        known = admin.list_topics(timeout=timeout_s).topics
+        missing = [topic for topic in topics if topic not in known]
+        if missing:
+            raise KafkaNotReady(f"missing topics: {', '.join(missing)}")
+        asked = admin.describe_configs([ConfigResource("topic", topic) for topic in topics], request_timeout=timeout_s)
+        answers: dict[str, Any] = {resource.name: future.result(timeout_s) for resource, future in asked.items()}
+    except KafkaException as error:
+        raise KafkaNotReady(f"{base['bootstrap.servers']}: {error.args[0]}") from error
+    return {topic: int(answers[topic]["max.message.bytes"].value) for topic in topics}

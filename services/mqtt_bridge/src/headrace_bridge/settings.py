@@ -1,0 +1,90 @@
+"""Settings of the bridge, from the environment (`HEADRACE_BRIDGE_*`), frozen. Units are in the names (bridge.md 6)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DAY_S = 86_400
+
+
+class BridgeSettings(BaseSettings):
+    """One bridge. `client_id` is its identity towards the MQTT broker: never the same for two that run at once."""
+
+    model_config = SettingsConfigDict(env_prefix="HEADRACE_BRIDGE_", frozen=True)
+
+    mqtt_host: str = "127.0.0.1"
+    mqtt_port: int = Field(default=1883, ge=1, le=65535)
+    mqtt_version: Literal["5", "3.1.1"] = "5"
+    mqtt_user: str | None = None
+    mqtt_password_file: Path | None = None
+    tls: bool = False
+    tls_ca_file: Path | None = None
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+    tls_server_name: str | None = None
+    client_id: str = Field(default="headrace-bridge", min_length=1, max_length=1024)
+    filters: list[str] | dict[str, int] = Field(default=["te/#"], description="filters, or filters with their QoS")
+    keep_alive_s: int = Field(default=30, ge=1, le=65535)
+    session_expiry_s: int = Field(default=7 * DAY_S, ge=DAY_S, le=0xFFFFFFFF)
+    state_dir: Path = Field(default=Path("data/bridge"), description="remembers filters, to unsubscribe removed ones")
+
+    kafka: str = "127.0.0.1:9092"
+    kafka_options: dict[str, str] = Field(default={}, description="of librdkafka: TLS, SASL")
+    kafka_password_file: Path | None = None
+    prefix: str = "headrace."
+    root_pattern: str = "{root}/#"
+    routes: dict[str, str] = Field(default={}, description="MQTT filter to logical topic name, instead of raw")
+
+    max_in_flight: int = Field(default=1000, ge=1, le=65535)
+    max_in_flight_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
+    outbound: bool = True
+    outbound_window: int = Field(default=100, ge=1, le=10_000)
+    stop_s: float = Field(default=10.0, ge=0)
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(default=8081, ge=0, le=65535)
+
+    @field_validator("filters")
+    @classmethod
+    def _filters(cls, value: list[str] | dict[str, int]) -> list[str] | dict[str, int]:
+        if not value:
+            raise ValueError("at least one filter")
+        for name in value:
+            if problem := filter_problem(name):
+                raise ValueError(f"{name!r}: {problem}")
+        if isinstance(value, dict) and any(qos not in (0, 1, 2) for qos in value.values()):
+            raise ValueError("QoS is 0, 1 or 2")
+        return value
+
+    @field_validator("root_pattern")
+    @classmethod
+    def _root_pattern(cls, value: str) -> str:
+        if value.split("/").count("{root}") != 1:
+            raise ValueError("one level must be {root}")
+        return value
+
+    @property
+    def subscriptions(self) -> dict[str, int]:
+        """Filter to QoS, 1 where nothing else is said."""
+        return self.filters if isinstance(self.filters, dict) else dict.fromkeys(self.filters, 1)
+
+
+def filter_problem(name: str) -> str:
+    """What is wrong with a topic filter, empty if nothing (bridge.md 1.6: `$` topics are never taken)."""
+    levels = name.split("/")
+    if levels[0] == "$share":
+        levels = levels[2:]
+        if not levels or not name.split("/")[1]:
+            return "$share/<group>/<filter> is the form"
+    if levels[0].startswith("$"):
+        return "topics that begin with $ are never taken"
+    if not name or len(name.encode()) > 65535 or "\0" in name:
+        return "1 to 65,535 bytes without NUL"
+    if any(("#" in level and level != "#") or ("+" in level and level != "+") for level in levels):
+        return "a wildcard is a level of its own"
+    if "#" in levels[:-1]:
+        return "# is the last level"
+    return ""

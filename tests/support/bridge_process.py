@@ -1,0 +1,140 @@
+"""A bridge as a child process, its topics, and what a test wants to know about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.support.streams_worker import REPOSITORY, free_port, until
+
+__all__ = ["BridgeProcess", "In", "create_topics", "read_topic", "until"]
+
+
+@dataclass
+class BridgeProcess:
+    """One bridge; `start` it, end it, `start` it again."""
+
+    kafka: str
+    prefix: str
+    mqtt_port: int
+    directory: Path
+    settings: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **settings: str) -> BridgeProcess:
+        """Start; `settings` are those of this run only, by upper-case name."""
+        self.port = free_port()
+        values = {
+            "KAFKA": self.kafka, "PREFIX": self.prefix, "MQTT_PORT": str(self.mqtt_port),
+            "STATE_DIR": str(self.directory / "state"), "HTTP_PORT": str(self.port), "OUTBOUND": "false",
+            **self.settings, **settings,
+        }  # fmt: skip
+        env = {**os.environ, **{f"HEADRACE_BRIDGE_{name}": value for name, value in values.items()}}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "headrace_bridge"], cwd=REPOSITORY, env=env, stderr=log
+            )
+        return self
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "bridge.log"
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        assert self.process is not None
+        return self.process
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
+            body: bytes = response.read()
+            return body.decode()
+
+    def state(self) -> dict[str, bool]:
+        """What /readyz says; empty if nobody answers."""
+        try:
+            return dict(json.loads(self._get("/readyz")))
+        except urllib.error.HTTPError as error:
+            return dict(json.loads(error.read()))
+        except OSError:
+            return {}
+
+    def wait_ready(self, seconds: float = 40) -> BridgeProcess:
+        until(lambda: self.state().get("ready", False), f"ready, see {self.log}", seconds)
+        return self
+
+    def metrics(self) -> dict[str, float]:
+        """All samples by name and labels; the prefix left out."""
+        lines = self._get("/metrics").splitlines()
+        pairs = [re.fullmatch(r"headrace_bridge_(\S+) (\S+)", line) for line in lines]
+        return {pair[1]: float(pair[2]) for pair in pairs if pair}
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.running.kill()
+        self.running.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.running.terminate()
+        return self.running.wait(30)
+
+    def end(self) -> None:
+        """Make sure that nothing is left running."""
+        if self.process and self.process.poll() is None:
+            self.kill()
+
+
+@dataclass(frozen=True)
+class In:
+    """A record of a topic."""
+
+    partition: int
+    key: bytes | None
+    value: bytes
+    headers: dict[str, bytes]
+
+    @property
+    def topic(self) -> str:
+        return self.headers["topic"].decode()
+
+
+def create_topics(kafka: str, prefix: str, *, max_message_bytes: int = 1_000_000) -> None:
+    """raw, dead-letter and outbound, 4 partitions each."""
+    config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(max_message_bytes)}
+    wanted = [NewTopic(prefix + "raw", 4, 1, config=config)]
+    wanted += [NewTopic(prefix + name, 4, 1) for name in ("dead-letter", "outbound")]
+    admin = AdminClient({"bootstrap.servers": kafka})  # must live until all is answered
+    for future in admin.create_topics(wanted).values():
+        future.result(30)
+
+
+def read_topic(kafka: str, topic: str, partitions: int = 4) -> list[In]:
+    """All records, per partition in order."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "test-reader", "enable.auto.commit": False})
+    records = []
+    try:
+        for partition in range(partitions):
+            first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)
+            consumer.assign([TopicPartition(topic, partition, first)])
+            got = 0
+            while got < end - first:
+                for message in consumer.consume(1_000, timeout=0.2):
+                    assert message.error() is None, message.error()
+                    got += 1
+                    headers = {name: value for name, value in message.headers() or [] if isinstance(value, bytes)}
+                    records.append(In(partition, message.key(), message.value() or b"", headers))
+    finally:
+        consumer.close()
+    return records

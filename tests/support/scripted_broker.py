@@ -1,0 +1,130 @@
+"""An MQTT broker whose every byte the test chooses, and a Kafka that answers when the test wants."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+from headrace_bridge.kafka import Done
+from headrace_bridge.packets import text, variable
+from headrace_bridge.record import Record
+
+CONNACK = b"\x20\x03\x00\x00\x00"
+CONNACK_PRESENT = b"\x20\x03\x01\x00\x00"
+SUBACK = b"\x90\x04\x00\x01\x00\x01"
+
+
+def publish(topic: bytes, payload: bytes, packet_id: int = 0, *, qos: int = 1, dup: bool = False) -> bytes:
+    """A PUBLISH from the broker, MQTT 5 without properties."""
+    body = text(topic) + (packet_id.to_bytes(2, "big") if qos else b"") + b"\0" + payload
+    return bytes((0x30 | dup << 3 | qos << 1,)) + variable(len(body)) + body
+
+
+class ScriptedBroker:
+    """Listens; each accepted connection is played by the test."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(10)
+        self.port: int = self._listener.getsockname()[1]
+        self._peers: list[Peer] = []  # a forgotten one would be closed
+
+    def accept(self, connack: bytes = CONNACK, suback: bytes = SUBACK) -> Peer:
+        """The next connection, greeted."""
+        sock, _ = self._listener.accept()
+        peer = Peer(sock)
+        self._peers.append(peer)
+        peer.connect = peer.packet()
+        peer.send(connack)
+        if connack == CONNACK:
+            assert peer.packet()[0] == 0x82
+            peer.send(suback)
+        return peer
+
+    def close(self) -> None:
+        self._listener.close()
+        for peer in self._peers:
+            peer.sock.close()
+
+
+class Peer:
+    """The bridge's connection as the broker sees it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        sock.settimeout(10)
+        self.connect = b""
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def packet(self) -> bytes:
+        """The next packet; empty at the end of the stream."""
+        head = self.sock.recv(1)
+        if not head:
+            return b""
+        length = shift = 0
+        while True:
+            digit = self.sock.recv(1)[0]
+            length |= (digit & 127) << shift
+            shift += 7
+            if digit < 128:
+                break
+        body = b""
+        while len(body) < length:
+            body += self.sock.recv(length - len(body))
+        return head + body
+
+    def acknowledgement(self) -> bytes:
+        """The next packet that is no PINGREQ."""
+        while (packet := self.packet()) == b"\xc0":
+            continue
+        return packet
+
+    def reset(self) -> None:
+        """End the connection with a TCP reset."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        self.sock.close()
+
+
+class FakeOutlet:
+    """Keeps what it was given; answers at once, or when `answer` is called by the loop's `poll`."""
+
+    def __init__(self) -> None:
+        self.sent: list[Record] = []
+        self.surely: list[bool] = []
+        self.holding = False
+        self.up = True
+        self.retries = 0
+        self.produced = 0
+        self.reasons: dict[bytes, str] = {}  # permanent errors by payload
+        self._open: list[tuple[Record, Done]] = []
+
+    @property
+    def queued(self) -> int:
+        return len(self._open)
+
+    def send(self, record: Record, done: Done, *, surely: bool = False) -> None:
+        self.sent.append(record)
+        self.surely.append(surely)
+        self._open.append((record, done))
+
+    def poll(self, seconds: float) -> None:
+        if self.holding:
+            threading.Event().wait(seconds)
+            return
+        while self._open:
+            record, done = self._open.pop(0)
+            self.produced += 1
+            done(self.reasons.get(record.value), "why")
+
+    def values(self, topic: str = "p.raw") -> list[bytes]:
+        return [record.value for record in self.sent if record.topic == topic]
+
+
+def run(target: Callable[[], None]) -> threading.Thread:
+    """Run in a thread."""
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    return thread

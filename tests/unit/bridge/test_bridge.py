@@ -1,0 +1,261 @@
+"""The bridge against a broker that sends what no good broker sends, at the worst moment."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace_bridge import http
+from headrace_bridge.bridge import Bridge
+from headrace_bridge.connection import Connection, ConnectionLost, Target
+from headrace_bridge.inflight import Window
+from headrace_bridge.receive import Receiver
+from headrace_bridge.record import Router
+from headrace_bridge.subscriptions import FilterMemory
+from tests.support.scripted_broker import CONNACK_PRESENT, FakeOutlet, ScriptedBroker, publish, run
+from tests.support.streams_worker import until
+
+LIMITS = {"p.raw": 200_000, "p.dead-letter": 1_000_000}
+
+
+class Rig:
+    """A running bridge between a scripted broker and a fake Kafka."""
+
+    def __init__(self, directory: Path, *, window: int = 100, keep_alive_s: int = 30) -> None:
+        self.broker = ScriptedBroker()
+        self.outlet = FakeOutlet()
+        self.receiver = Receiver(
+            self.outlet, Window(window, 1_000_000), Router("p.", LIMITS), lambda: time.time_ns() // 1_000_000
+        )  # type: ignore[arg-type]
+        target = Target("127.0.0.1", self.broker.port, "c", True, keep_alive_s, 86_400, window)
+        self.bridge = Bridge(target, {"te/#": 1}, FilterMemory(directory, "c"), self.receiver, self.outlet, None, 2.0)  # type: ignore[arg-type]
+        self.thread = run(self.bridge.run)
+
+    def number(self, name: str) -> int:
+        return self.bridge.snapshot.numbers.get(name, 0)
+
+    def end(self) -> None:
+        self.outlet.holding = False
+        self.bridge.stop()
+        self.broker.close()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.end()
+
+
+def test_topics_that_no_client_should_send_stop_nobody(rig: Rig) -> None:
+    peer = rig.broker.accept()
+    odd = [
+        b"te/\x01\x1f\x7f",
+        b"te/\xff\xfe",
+        b"$SYS/x",
+        b"te/" + b"t" * 65_000,
+        b"",
+        b"te/+",
+        b"te/ ",
+        b"//",
+        b"te/\0",
+    ]
+    for packet_id, topic in enumerate(odd, 1):
+        peer.send(publish(topic, b"%d" % packet_id, packet_id))
+    for packet_id in range(1, len(odd) + 1):
+        assert peer.acknowledgement() == b"\x40" + packet_id.to_bytes(2, "big")
+    assert rig.outlet.values() == [b"1", b"4", b"7", b"8", b"9"]
+    assert rig.outlet.surely == [record.topic == "p.dead-letter" for record in rig.outlet.sent]
+    letters = [json.loads(value) for value in rig.outlet.values("p.dead-letter")]
+    assert [(letter["reason"], letter["payload"]) for letter in letters] == [
+        ("invalid_topic", "2"), ("invalid_topic", "5"), ("invalid_topic", "6")
+    ]  # fmt: skip
+    until(lambda: rig.number("ignored") == 1, "the $ topic is counted")
+
+
+def test_nothing_is_acknowledged_before_kafka_has_it(rig: Rig) -> None:
+    peer = rig.broker.accept()
+    rig.outlet.holding = True
+    peer.send(publish(b"te/a", b"1", 1) + publish(b"te/a", b"2", 2))
+    until(lambda: len(rig.outlet.sent) == 2, "both are produced")
+    peer.sock.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        peer.acknowledgement()
+    peer.sock.settimeout(10)
+    rig.outlet.holding = False
+    assert [peer.acknowledgement(), peer.acknowledgement()] == [b"\x40\0\1", b"\x40\0\2"]
+
+
+def test_a_permanent_error_of_kafka_becomes_a_dead_letter(rig: Rig) -> None:
+    rig.outlet.reasons[b"bad"] = "invalid_record"
+    peer = rig.broker.accept()
+    peer.send(publish(b"te/a", b"bad", 1) + publish(b"te/a", b"good", 2))
+    assert [peer.acknowledgement(), peer.acknowledgement()] == [b"\x40\0\1", b"\x40\0\2"]
+    (letter,) = [json.loads(value) for value in rig.outlet.values("p.dead-letter")]
+    assert (letter["reason"], letter["detail"], letter["payload"]) == ("invalid_record", "why", "bad")
+
+
+def test_one_byte_at_a_time_and_a_reset_inside_a_packet(rig: Rig) -> None:
+    peer = rig.broker.accept()
+    for byte in publish(b"te/a", b"slow", 1):
+        peer.send(bytes((byte,)))
+        time.sleep(0.001)
+    assert peer.acknowledgement() == b"\x40\0\1"
+    peer.send(publish(b"te/a", b"cut", 2)[:-2])
+    peer.reset()
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    peer.send(publish(b"te/a", b"cut", 2, dup=True))
+    assert peer.acknowledgement() == b"\x40\0\2"
+    assert rig.outlet.values() == [b"slow", b"cut"]
+
+
+def test_a_late_report_is_no_acknowledgement_on_the_next_connection(rig: Rig) -> None:
+    peer = rig.broker.accept()
+    rig.outlet.holding = True
+    peer.send(publish(b"te/a", b"old", 1))
+    until(lambda: len(rig.outlet.sent) == 1, "produced")
+    peer.reset()
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    rig.outlet.holding = False
+    until(lambda: rig.outlet.queued == 0, "Kafka has it")
+    peer.sock.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        peer.acknowledgement()
+    peer.sock.settimeout(10)
+    peer.send(publish(b"te/a", b"old", 1, dup=True))
+    assert peer.acknowledgement() == b"\x40\0\1"
+    until(lambda: rig.number("acknowledged") == 1, "acknowledged once")
+    assert (rig.number("received"), rig.number("redelivered"), rig.number("in_flight")) == (1, 1, 0)
+
+
+def test_qos_2_is_produced_once_and_answered_in_all_steps(rig: Rig) -> None:
+    peer = rig.broker.accept()
+    peer.send(publish(b"te/a", b"x", 9, qos=2))
+    assert peer.acknowledgement() == b"\x50\0\x09"
+    peer.reset()
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    peer.send(publish(b"te/a", b"x", 9, qos=2, dup=True))
+    assert peer.acknowledgement() == b"\x50\0\x09"
+    peer.send(b"\x62\x02\x00\x09")
+    assert peer.acknowledgement() == b"\x70\0\x09"
+    peer.send(publish(b"te/a", b"y", 9, qos=2))
+    assert peer.acknowledgement() == b"\x50\0\x09"
+    assert rig.outlet.values() == [b"x", b"y"]
+
+
+def test_a_broker_that_ignores_the_window_is_held_back_by_not_reading(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, window=10, keep_alive_s=1)
+    peer = rig.broker.accept()
+    rig.outlet.holding = True
+    peer.send(b"".join(publish(b"te/a", b"%d" % number, number) for number in range(1, 501)))
+    until(lambda: rig.number("in_flight") == 10, "the window is full")
+    pings = 0
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        assert peer.packet() == b"\xc0", "nothing but PINGREQ"
+        pings += 1
+    assert pings >= 3
+    assert len(rig.outlet.sent) == 10
+    rig.outlet.holding = False
+    for number in range(1, 501):
+        assert peer.acknowledgement() == b"\x40" + number.to_bytes(2, "big")
+    assert rig.number("connection_losses") == 0
+    rig.end()
+
+
+def test_a_silent_connection_is_opened_anew(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, keep_alive_s=1)
+    peer = rig.broker.accept()
+    assert peer.packet() == b"\xc0"
+    again = rig.broker.accept(CONNACK_PRESENT)  # no PINGRESP, no FIN: half open
+    again.send(publish(b"te/a", b"1", 1))
+    assert again.acknowledgement() == b"\x40\0\1"
+    rig.end()
+
+
+def test_a_malformed_packet_ends_the_connection_and_is_counted(rig: Rig) -> None:
+    rig.broker.accept().send(b"\x36\x05\x00\x01t\x00\x01")
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    peer.send(publish(b"te/a", b"1", 1))
+    assert peer.acknowledgement() == b"\x40\0\1"
+    assert rig.number("decode_errors") == 1
+
+
+def test_a_broker_without_the_session_is_subscribed_again(rig: Rig) -> None:
+    rig.broker.accept().reset()
+    peer = rig.broker.accept()  # asserts SUBSCRIBE
+    peer.send(publish(b"te/a", b"1", 1))
+    assert peer.acknowledgement() == b"\x40\0\1"
+
+
+def test_the_session_is_asked_to_stay_for_a_day_and_the_window_is_told(rig: Rig) -> None:
+    connect = rig.broker.accept().connect
+    assert connect[1:8] == b"\0\4MQTT\5"
+    assert connect[8] & 2 == 0, "no clean start"
+    assert b"\x11" + (86_400).to_bytes(4, "big") + b"\x21" + (100).to_bytes(2, "big") in connect
+
+
+def test_a_refused_subscription_is_tried_again_and_never_ready(rig: Rig) -> None:
+    rig.broker.accept(suback=b"\x90\x04\x00\x01\x00\x87")
+    assert not rig.bridge.snapshot.ready
+    rig.broker.accept()
+    until(lambda: rig.bridge.snapshot.ready, "ready after all")
+
+
+def test_the_end_is_disconnect_and_reading_to_the_end(rig: Rig) -> None:
+    peer = rig.broker.accept()
+    peer.send(publish(b"te/a", b"1", 1))
+    assert peer.acknowledgement() == b"\x40\0\1"
+    rig.bridge.stop()
+    peer.send(publish(b"te/a", b"2", 2) * 1000)  # unread input must not become a reset
+    packet = peer.acknowledgement()
+    while packet == b"\x40\0\2":
+        packet = peer.acknowledgement()
+    assert packet == b"\xe0"
+    assert peer.packet() == b""
+
+
+def test_who_is_no_broker_is_said_in_one_line() -> None:
+    broker = ScriptedBroker()
+    target = Target("127.0.0.1", broker.port, "c", True, 30, 86_400, 10)
+    for answer, words in ((b"\x20\x03\x00\x87\x00", "not authorized"), (b"\0\0", "not MQTT"), (b"\xd0\0", "Pong")):
+        thread = run(lambda answer=answer: broker.accept(answer).packet() and None)  # type: ignore[misc]
+        with pytest.raises(ConnectionLost, match=words):
+            Connection.connect(target)
+        thread.join(10)
+    broker.close()
+    with pytest.raises(ConnectionLost, match=str(broker.port)):
+        Connection.connect(target)
+
+
+def test_health_ready_and_metrics(rig: Rig) -> None:
+    server = http.serve(lambda: rig.bridge.snapshot, "127.0.0.1", 0)
+    base = f"http://127.0.0.1:{server.server_address[1]}"
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(base + path, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    assert get("/healthz")[0] == 200
+    assert get("/readyz")[0] == 503
+    assert get("/nothing")[0] == 404
+    peer = rig.broker.accept()
+    peer.send(publish(b"te/a", b"1", 1))
+    peer.acknowledgement()
+    until(lambda: get("/readyz")[0] == 200, "ready")
+    until(lambda: "headrace_bridge_acknowledged_total 1.0" in get("/metrics")[1], "counted")
+    text = get("/metrics")[1]
+    assert 'headrace_bridge_publishes_total{qos="1"} 1.0' in text
+    assert 'headrace_bridge_kafka_latency_seconds_bucket{le="+Inf"} 1.0' in text
+    server.shutdown()
