@@ -143,14 +143,14 @@ class LocalStack:
         self._supervisor = Supervisor()
         setup, brokers = self._prepare(progress)
         began = {service.name: self._launch(service, progress) for service in brokers}
-        self._await([brokers[0].name], began, progress)
+        self._await(list(began), began, progress)
         made = topics.create(setup.kafka, setup.prefix, services.PARTITIONS)
         progress("kafka", f"{len(made)} topics made" if made else "topics are there")
         makers = {"spark": services.spark, "streams": services.streams, "bridge": services.bridge, "api": services.api}
         for name, make in makers.items():
             if name not in self._without:
                 began[name] = self._launch(make(setup), progress)
-        self._await([name for name in began if name != brokers[0].name], began, progress)
+        self._await([name for name in began if name in makers], began, progress)
         endpoints = self._endpoints(setup)
         endpoints.save(self._files.endpoints)
         return endpoints

@@ -30,9 +30,9 @@ class TopicsMissing(HeadraceError):
 
 
 def settings_of_topics(stages: Iterable[str] = STAGES) -> dict[str, dict[str, str]]:
-    """Settings by logical name, for all topics of a stack that runs these stages."""
+    """Settings by logical name, for all topics of a stack that runs these stages. Names with a `<part>` are families."""
     found = {}
-    for topic in TOPICS:
+    for topic in (topic for topic in TOPICS if "<" not in topic.name):
         found[topic.name] = {"max.message.bytes": str(MESSAGE_BYTES)}
         if topic.name in BY_APPEND_TIME:
             found[topic.name]["message.timestamp.type"] = "LogAppendTime"
