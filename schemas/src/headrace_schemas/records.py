@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
 
 from jsonschema import Draft202012Validator
 
@@ -48,16 +47,15 @@ def violations(name: str, key: bytes | None, value: bytes | None, headers: Pairs
     message = message_of(name, key, value, pairs)
     if message is None:
         return [f"{name}: no message with these headers, key and value"]
-    return [f"{name} {message.name}: {problem}" for problem in _problems(message, key, value, pairs)]
+    return [f"{name} {message.name}: {problem}" for problem in _problems(name, message, key, value, pairs)]
 
 
-def _problems(message: Message, key: bytes | None, value: bytes | None, pairs: Pairs) -> Iterator[str]:
-    for part, found, schema in (
-        ("key", _text(key, message.key), _validator(json.dumps(message.key))),
-        ("headers", _headers(message, pairs), _validator(json.dumps(headers_schema(message)))),
-    ):
-        for error in schema.iter_errors(found):
-            yield f"{part}: {error.message}"
+def _problems(name: str, message: Message, key: bytes | None, value: bytes | None, pairs: Pairs) -> Iterator[str]:
+    of_key, of_headers = _validators(name, message.name)
+    for error in of_key.iter_errors(_text(key, message.key)):
+        yield f"key: {error.message}"
+    for error in of_headers.iter_errors(_headers(message, pairs)):
+        yield f"headers: {error.message}"
     if message.document is not None:
         for error in validator(message.document).iter_errors(json.loads(value or b"")):
             yield f"value{error.json_path[1:]}: {error.message}"
@@ -106,6 +104,7 @@ def _is_json(value: bytes) -> bool:
 
 
 @cache
-def _validator(schema: str) -> Draft202012Validator:
-    loaded: dict[str, Any] = json.loads(schema)
-    return validator_of(loaded)
+def _validators(name: str, message_name: str) -> tuple[Draft202012Validator, Draft202012Validator]:
+    """Those of key and headers."""
+    message = next(message for message in topic(name).messages if message.name == message_name)
+    return validator_of(message.key), validator_of(headers_schema(message))

@@ -196,6 +196,9 @@ TOPICS = (
 )
 
 
+_BY_NAME = {found.name: found for found in TOPICS}
+
+
 def topic(name: str) -> Topic:
     """The topic with this logical name. Raises KeyError."""
-    return {found.name: found for found in TOPICS}[name]
+    return _BY_NAME[name]
