@@ -42,11 +42,11 @@ BINARY: Schema = {"type": "string", "contentEncoding": "binary"}
 MQTT: Headers = {
     "topic": text("MQTT topic, unchanged", r"^[^+#]+$", "te/device/press///m/temperature"),
     "qos": one_of("quality of service it came with", "1", "0", "2"),
-    "retain": one_of("1: it was a retained message, or is to be one", "0", "1"),
     "dup": one_of("1: the MQTT broker sent it again", "0", "1"),
     "received": text("UTC milliseconds by the bridge's clock; information only", "^[0-9]+$", "1760000000000"),
 }
 MQTT_OPTIONAL: Headers = {
+    "retain": one_of("1: it is a retained message; missing: the bridge cannot see it (registration.md 9)", "0", "1"),
     "content-type": {"description": "MQTT 5 property", "type": "string", "examples": ["application/json"]},
     "response-topic": {"description": "MQTT 5 property", "type": "string", "examples": ["answers/7"]},
     "correlation-data": BINARY | {"description": "MQTT 5 property", "examples": ["7"]},

@@ -85,6 +85,7 @@ FAMILIES = {
         "c": "clock, sequence", "n": "counters of the stage", "t": "counters of a root", "E": "entities",
         "T": "twin values", "G": "published configurations", "V": "topics with retained data", "P": "pending entries",
         "W": "waiting registrations", "M": "cached messages", "Z": "statuses of other ids", "L": "last errors",
+        "H": "changed parents, for listings",
     },
     "batching": {
         "c": "clock and numbers given out", "b": "open batches", "m": "their members", "h": "identities",

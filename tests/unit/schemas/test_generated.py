@@ -94,6 +94,6 @@ def test_an_embedded_schema_says_the_same_in_the_draft_of_asyncapi(name: str) ->
     assert not any(embedded.is_valid(document) for document in examples(name)["invalid"])
 
 
-def test_the_families_of_the_changelogs_are_those_of_the_stages() -> None:
-    assert "".join(FAMILIES["registration"]).encode() == RegistrationStage.primary
-    assert sorted("".join(FAMILIES["batching"]).encode()) == sorted(BatchingStage.primary)
+@pytest.mark.parametrize("stage", [RegistrationStage, BatchingStage])
+def test_every_family_of_a_changelog_is_described(stage: type[RegistrationStage] | type[BatchingStage]) -> None:
+    assert set(stage.primary) <= set("".join(FAMILIES[stage.name]).encode())

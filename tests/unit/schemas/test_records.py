@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -25,6 +26,7 @@ MQTT = (("topic", b"te/device/a//"), ("qos", b"1"), ("retain", b"0"), ("dup", b"
 GOOD = [
     ("raw", b"te", b"\xff", MQTT),
     ("raw", b"te", b"", (*MQTT, ("correlation-data", b"\xff"), ("mqtt-kind", b"tick"), ("traceparent", b"00"))),
+    ("raw", b"te", b"x", tuple(pair for pair in MQTT if pair[0] != "retain")),
     ("raw", None, b"", (("kind", b"tick"),)),
     ("routed", b"te", b"{}", PLACE),
     ("batches", NAME, BATCH, (("id", b"batching:0:1:0"),)),
@@ -36,6 +38,7 @@ GOOD = [
 BAD = [
     ("raw", b"te", b"x", MQTT[1:], "topic"),
     ("raw", b"te", b"x", (*MQTT[:1], ("qos", b"3"), *MQTT[2:]), "'3'"),
+    ("raw", b"te", b"x", (*MQTT[:2], ("retain", b"yes"), *MQTT[3:]), "'yes'"),
     ("raw", b"te", b"x", (*MQTT, ("unknown", b"1")), "unknown"),
     ("raw", b"te", b"x", (("topic", b"te/+"), *MQTT[1:]), "te/+"),
     ("raw", b"te", b"", (("kind", b"tick"),), "key"),
@@ -87,8 +90,10 @@ PROPERTIES = ((3, b"text"), (8, b"r"), (9, b"\xff"), (38, (b"topic", b"false")),
 @pytest.mark.parametrize("properties", [(), PROPERTIES])
 def test_what_the_bridge_writes_to_raw(topic: bytes, properties: tuple[object, ...]) -> None:
     message = Publish(topic, b"\xff", qos=2, retain=True, dup=True, packet_id=1, properties=properties)
-    record = ROUTER.record(message, 1_760_000_000_000)
-    assert violations("raw", record.key, record.value, record.headers) == []
+    for router in (ROUTER, Router("p.", ROUTER.limits, retain_as_published=False)):
+        for retain in (True, False):
+            record = router.record(dataclasses.replace(message, retain=retain), 1_760_000_000_000)
+            assert violations("raw", record.key, record.value, record.headers) == []
 
 
 @pytest.mark.parametrize("topic", [b"te/a", b"", b"\xff/a", b"te/+"])
