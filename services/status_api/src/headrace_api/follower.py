@@ -30,7 +30,7 @@ TAKE = 5_000
 POLL_S = 0.05
 ASK_AGAIN_S = 1.0
 ASK_S = 5.0
-LOOK_AFTER_S = 15.0
+LOOK_AFTER_S = 5.0
 MAX_OFFLINE_S = 24 * 60 * 60
 """Well below the topic's delete.retention.ms (7 days): after it a replica might miss tombstones."""
 LOST = {
@@ -41,6 +41,10 @@ LOST = {
 
 class NotThere(Exception):
     """Kafka, the topic or the place in it is not there (any more); ask again later."""
+
+
+class Unreachable(NotThere):
+    """No broker answers; whether the topic is there is not known."""
 
 
 class Follower:
@@ -89,10 +93,11 @@ class Follower:
     def _settings(self) -> dict[str, Any]:
         return self._base | {
             "group.id": "headrace-api", "enable.auto.commit": False, "enable.auto.offset.store": False,
-            "auto.offset.reset": "error", "enable.partition.eof": True, "fetch.queue.backoff.ms": 10,
-            "fetch.wait.max.ms": 100, "max.partition.fetch.bytes": 8 * 1024 * 1024, "fetch.max.bytes": 64 * 1024 * 1024,
-            "fetch.message.max.bytes": 16 * 1024 * 1024, "queued.max.messages.kbytes": 64 * 1024,
-            "statistics.interval.ms": 1_000, "stats_cb": self._statistics, "error_cb": self._error,
+            "isolation.level": "read_committed", "auto.offset.reset": "error", "enable.partition.eof": True,
+            "fetch.queue.backoff.ms": 10, "fetch.wait.max.ms": 100, "max.partition.fetch.bytes": 8 * 1024 * 1024,
+            "fetch.max.bytes": 64 * 1024 * 1024,
+            "queued.max.messages.kbytes": 64 * 1024, "statistics.interval.ms": 1_000,
+            "stats_cb": self._statistics, "error_cb": self._error,
         }  # fmt: skip
 
     def _assign(self, consumer: Consumer) -> None:
@@ -155,8 +160,8 @@ class Follower:
         self._replica.path.stat()
         try:
             found, _ = describe(admin, self._topic)
-        except NotThere:
-            return  # the consumer sees for itself whether the broker or the topic has gone
+        except Unreachable:
+            return  # the consumer goes on when the broker is back
         if found != identity:
             raise NotThere(f"{self._topic} was made anew")
         if not any(p.lag for p in self.progress.partitions):
@@ -199,9 +204,9 @@ def describe(admin: AdminClient, topic: str) -> tuple[str, int]:
             raise NotThere(f"there is no topic {topic} yet")
         answer = admin.describe_topics(TopicCollection([topic]), request_timeout=ASK_S)[topic].result(2 * ASK_S)
     except KafkaException as error:
-        raise NotThere(f"Kafka does not answer: {error.args[0]}") from error
+        raise Unreachable(f"Kafka does not answer: {error.args[0]}") from error
     except TimeoutError as error:
-        raise NotThere("Kafka does not answer") from error
+        raise Unreachable("Kafka does not answer") from error
     return f"{listed.cluster_id} {topic} {answer.topic_id}", len(answer.partitions)
 
 

@@ -1,8 +1,10 @@
 """The read replica in SQLite: what a changelog says, plus the derived keys, plus how far it has been read.
 
 A changelog holds *groups*: the mutations of one chunk and, last, its marker, all with the chunk's source offset in the
-header `o` (streams.md 2.4). A group is applied whole, and in the same transaction as the position behind it; so after
-kill -9 at any point the file is the state at some position, and reading goes on there.
+header `o` (streams.md 2.4). A group is appended whole, as one record batch or, rarely, as a transaction of several;
+between these, batches of a late writer may stand. A group is applied whole, and in the same transaction as the position
+before the first record that is not applied; so after kill -9 at any point the file is the state at some position, and
+reading goes on there. What is read a second time then is known by its source offset.
 
 A late writer (streams.md 5) can append a group that is older than what is known. The rules are those of a restore:
 1. What is not newer than `contained` is contained already.
@@ -62,11 +64,37 @@ class Counts:
 
 @dataclass
 class Partition:
-    """Records of a group that is not complete yet, and where the partition stands. `live`: the end was reached."""
+    """Groups that are not complete yet, by source offset, and where the partition stands.
+
+    `live`: the end was reached.
+    """
 
     position: Position
     live: bool = False
-    group: list[Change] = field(default_factory=list)
+    groups: dict[int, list[Change]] = field(default_factory=dict)
+
+    def add(self, change: Change) -> list[Change]:
+        """Add a record; returns the changes of the groups that are complete with it.
+
+        Live, a marker completes its group. Before, markers may have been compacted away: the next group does, too.
+        """
+        if change.key == MARKER_KEY:
+            return [*self.groups.pop(change.source, ()), change]
+        done: list[Change] = []
+        if not self.live and change.source not in self.groups:
+            done = self.rest()
+        self.groups.setdefault(change.source, []).append(change)
+        return done
+
+    def rest(self) -> list[Change]:
+        """The changes of all groups that are not complete, in order; there are none afterwards."""
+        done = sorted((c for group in self.groups.values() for c in group), key=lambda c: c.offset)
+        self.groups = {}
+        return done
+
+    def place(self, after: int) -> int:
+        """Where reading goes on after a crash, if everything before `after` has been read."""
+        return min([after, *(group[0].offset for group in self.groups.values())])
 
 
 class Replica:
@@ -128,13 +156,15 @@ class Replica:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             ready: dict[int, list[Change]] = {}
+            read: dict[int, int] = {}
             for number, change in records:
-                ready.setdefault(number, []).extend(_complete(self.partitions[number], change))
+                ready.setdefault(number, []).extend(self.partitions[number].add(change))
+                read[number] = change.offset + 1
             for number, offset in ends:
                 self._end(number, ready.pop(number, []), offset)
             for number, changes in ready.items():
                 if changes:
-                    self._write(number, changes, changes[-1].offset + 1)
+                    self._write(number, changes, self.partitions[number].place(read[number]))
             self._db.execute("COMMIT")
         except BaseException:
             self._db.execute("ROLLBACK")
@@ -142,10 +172,9 @@ class Replica:
         self.counts.transactions += 1
 
     def _end(self, number: int, changes: list[Change], offset: int) -> None:
-        """The end of a partition: no group is open there, because groups are appended whole (rule 3)."""
+        """The end of what is committed: all groups are whole there (rule 3)."""
         part = self.partitions[number]
-        self._write(number, changes + part.group, offset)
-        part.group = []
+        self._write(number, changes + part.rest(), offset)
         if not part.live:
             part.live = True
             self._db.execute("DELETE FROM newest WHERE part = ?", (number,))
@@ -203,18 +232,6 @@ class Replica:
 
 
 PRIMARY_FAMILIES = frozenset(bytes([family]) for family in PRIMARY)
-
-
-def _complete(part: Partition, change: Change) -> list[Change]:
-    """Add a record; returns the changes of groups that are complete with it (in order, the marker included)."""
-    if change.key == MARKER_KEY:
-        done, part.group = [*part.group, change], []
-        return done
-    if part.group and part.group[-1].source != change.source:
-        done, part.group = part.group, [change]
-        return done
-    part.group.append(change)
-    return []
 
 
 def delete(path: Path) -> None:
