@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from headrace_api import app, openapi
 from headrace_api.examples import EXAMPLES, MESSAGES, START_MS, Example
-from headrace_api.progress import Progress
+from headrace_api.progress import PartitionProgress, Progress
 from headrace_api.replica import Replica
 from headrace_core.partitioner import partition_of
 from headrace_core.registration import queries
@@ -201,6 +201,17 @@ async def test_ready_and_healthy(api: Asker) -> None:
     assert (await api.ask("/healthz")).json() == {"status": "ok"}
     api.given.progress = replace(api.given.progress, alive_at=time.monotonic() - 100)
     is_problem(await api.ask("/healthz"), 503, "stalled")
+
+
+def test_health_is_progress() -> None:
+    behind = Progress("", "log", (PartitionProgress(offset=5, end=9, target=5, source=3),), kafka_up=True)
+    soon, late = behind.alive_at + 59, behind.moved_at + 61
+    assert behind.trouble(soon) == ""
+    assert "stuck" in behind.trouble(late)
+    assert "4 records behind" in replace(behind, alive_at=late).trouble(late)
+    assert replace(behind, alive_at=late, kafka_up=False).trouble(late) == ""
+    at_the_end = replace(behind.partitions[0], offset=9)
+    assert replace(behind, alive_at=late, partitions=(at_the_end,)).trouble(late) == ""
 
 
 async def test_metrics_tell_lag_and_answers(api: Asker) -> None:

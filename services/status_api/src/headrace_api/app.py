@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from fastapi import FastAPI
@@ -42,6 +42,15 @@ class Answers(Protocol):
     """What answers reads; in service a Reader on the replica."""
 
     def answer(self, request: routes.Request, progress: Progress, /) -> routes.Response: ...
+
+
+class Encoded(NamedTuple):
+    """An answer as bytes; `media` and `body` None: there is no body."""
+
+    status: int
+    headers: dict[str, str]
+    media: str | None
+    body: bytes | None
 
 
 class RawPath:
@@ -91,15 +100,22 @@ class Handlers:
             if self._waiting >= MOST_WAITING:
                 return problems.problem(429, "too_many_streams", f"{MOST_WAITING} are waiting", path)
             answer = await self._long_poll(request, asked, answer, seconds)
-        return _response(answer)
+        return Response(answer.body, answer.status, answer.headers, answer.media)
 
-    async def _ask(self, asked: routes.Request) -> routes.Response:
+    async def _ask(self, asked: routes.Request) -> Encoded:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._answers.answer, asked, self._progress())
+        return await loop.run_in_executor(self._threads, self._answer, asked, self._progress())
 
-    async def _long_poll(
-        self, request: Request, asked: routes.Request, answer: routes.Response, seconds: int
-    ) -> routes.Response:
+    def _answer(self, asked: routes.Request, progress: Progress) -> Encoded:
+        """In a thread: a page of documents takes milliseconds to encode, too."""
+        answer = self._answers.answer(asked, progress)
+        headers = dict(answer.headers)
+        media = headers.pop("Content-Type", "application/json")
+        if answer.body is ABSENT:
+            return Encoded(answer.status, headers, None, None)
+        return Encoded(answer.status, headers, media, write_json(answer.body))
+
+    async def _long_poll(self, request: Request, asked: routes.Request, answer: Encoded, seconds: int) -> Encoded:
         """Ask again whenever the replica has moved, until the tag differs (registration.md 13)."""
         deadline = time.monotonic() + seconds
         seen = self._progress().partitions
@@ -161,14 +177,6 @@ def _headers(request: Request) -> dict[str, str]:
 
 def _json(body: Any, status: int = 200) -> Response:
     return Response(write_json(body), status, None, "application/json")
-
-
-def _response(answer: routes.Response) -> Response:
-    headers = dict(answer.headers)
-    media = headers.pop("Content-Type", "application/json")
-    if answer.body is ABSENT:
-        return Response(None, answer.status, headers)
-    return Response(write_json(answer.body), answer.status, headers, media)
 
 
 def build(handlers: Handlers, metrics: Metrics) -> ASGIApp:
