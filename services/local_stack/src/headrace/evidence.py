@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 import msgspec
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from headrace.endpoints import Endpoints
 from headrace.publisher import digest
@@ -116,18 +116,44 @@ def mark(at: Endpoints) -> Mark:
 
 def ends(at: Endpoints) -> Ends:
     """Next offset by logical topic and partition. Raises Unreachable."""
-    with closing(_consumer(at.kafka)) as consumer:
+    with closing(Offsets(at)) as offsets:
+        return offsets.ends()
+
+
+class Offsets:
+    """Asks for offsets again and again over one connection. `close` ends it."""
+
+    def __init__(self, at: Endpoints) -> None:
+        self._at = at
+        self._consumer = _consumer(at.kafka, f"{at.prefix}bridge.outbound")
+
+    def ends(self) -> Ends:
+        """Next offset by logical topic and partition; topics that are not there are left out. Raises Unreachable."""
+        prefix = self._at.prefix
         try:
-            known = consumer.list_topics(timeout=10).topics
-            places = [(t, p) for t in TOPICS if at.prefix + t in known for p in known[at.prefix + t].partitions]
-            return {
-                (topic, partition): consumer.get_watermark_offsets(
-                    TopicPartition(at.prefix + topic, partition), timeout=10
-                )[1]
-                for topic, partition in places
-            }
-        except Exception as error:
-            raise Unreachable(f"Kafka at {at.kafka}: {error}") from error
+            known = self._consumer.list_topics(timeout=10).topics
+            places = [(t, p) for t in TOPICS if prefix + t in known for p in known[prefix + t].partitions]
+            return {(t, p): self._end(TopicPartition(prefix + t, p)) for t, p in places}
+        except KafkaException as error:
+            raise Unreachable(f"Kafka at {self._at.kafka}: {error}") from error
+
+    def published(self) -> Ends:
+        """Next offset of `outbound` that the bridge has still to publish, by partition. Raises Unreachable."""
+        topic = self._at.prefix + "outbound"
+        try:
+            known = self._consumer.list_topics(topic, timeout=10).topics[topic].partitions
+            committed = self._consumer.committed([TopicPartition(topic, p) for p in known], timeout=10)
+        except KafkaException as error:
+            raise Unreachable(f"Kafka at {self._at.kafka}: {error}") from error
+        return {("outbound", at.partition): max(0, at.offset) for at in committed}
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._consumer.close()
+
+    def _end(self, place: TopicPartition) -> int:
+        end: int = self._consumer.get_watermark_offsets(place, timeout=10)[1]
+        return end
 
 
 def samples(url: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -282,11 +308,11 @@ def _headers(record: Any) -> dict[str, bytes]:
     return dict(record.headers() or ())
 
 
-def _consumer(kafka: str) -> Any:
+def _consumer(kafka: str, group: str = "headrace-accounting") -> Any:
     return Consumer(
         {
             "bootstrap.servers": kafka,
-            "group.id": "headrace-accounting",
+            "group.id": group,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",

@@ -80,10 +80,11 @@ class Client:
             self.published_ms.setdefault((message.topic, message.event_ms), time.time_ns() // 1_000_000)
         self._client.publish(message.topic, message.payload, qos=1, retain=message.retain)
 
-    def wait(self, within_s: float = ACKNOWLEDGE_S) -> int:
-        """Wait until all is acknowledged; returns how many are not."""
+    def wait(self, within_s: float = ACKNOWLEDGE_S, turn: Callable[[], None] = lambda: None) -> int:
+        """Wait until all is acknowledged; returns how many are not. `turn` is called again and again."""
         deadline = time.monotonic() + within_s
         while self.acknowledged < self.sent and time.monotonic() < deadline:
+            turn()
             time.sleep(0.02)
         return self.sent - self.acknowledged
 
