@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,18 +201,27 @@ def dispatches(database: Path, after: int) -> list[tuple[int, int]]:
 
 def read(at: Endpoints, since: Ends, until: Ends) -> Found:
     """Read the topics from one mark to another. Raises Unreachable."""
-    found = Found()
-    takers: dict[str, Callable[[Any], None]] = {
-        "raw": lambda record: _raw(found, record),
-        "routed": _Unique(found, "routed", _routed),
-        "batches": _Unique(found, "batches", _batch),
-        "dead-letter": _Unique(found, "dead-letter", _letter),
-        "outbound": _Unique(found, "outbound", _outbound),
-    }
-    for topic, take in takers.items():
+
+    def between(topic: str) -> Iterator[Any]:
         wanted = {p: (since.get((topic, p), 0), end) for (t, p), end in until.items() if t == topic}
-        for record in records(at.kafka, at.prefix + topic, wanted):
-            take(record)
+        return records(at.kafka, at.prefix + topic, wanted)
+
+    return count({topic: between(topic) for topic in TOPICS})
+
+
+def count(topics: Mapping[str, Iterable[Any]]) -> Found:
+    """Count the records of the topics, each `id` once. A record has the methods of confluent-kafka's `Message`."""
+    found = Found()
+    for topic, take in TAKE.items():
+        seen: set[bytes] = set()
+        for record in topics.get(topic, ()):
+            headers = dict(record.headers() or ())
+            id_ = headers.get("id", b"") if topic != "raw" else b""
+            if id_ and id_ in seen:
+                found.repeats[topic] += 1
+                continue
+            seen.add(id_)
+            take(found, record, headers)
     return found
 
 
@@ -236,27 +245,7 @@ def records(kafka: str, topic: str, wanted: Mapping[int, tuple[int, int]]) -> It
                 del open_[partition]
 
 
-class _Unique:
-    """Gives each record to `take` once: a repeat of an `id` is only counted."""
-
-    def __init__(self, found: Found, topic: str, take: Callable[[Found, Any, dict[str, bytes]], None]) -> None:
-        self._found = found
-        self._topic = topic
-        self._take = take
-        self._seen: set[bytes] = set()
-
-    def __call__(self, record: Any) -> None:
-        headers = _headers(record)
-        id_ = headers.get("id", b"")
-        if id_ and id_ in self._seen:
-            self._found.repeats[self._topic] += 1
-            return
-        self._seen.add(id_)
-        self._take(self._found, record, headers)
-
-
-def _raw(found: Found, record: Any) -> None:
-    headers = _headers(record)
+def _raw(found: Found, record: Any, headers: dict[str, bytes]) -> None:
     kind = headers.get("kind")
     if kind in NOT_MESSAGES:
         found.requests += kind == b"request"
@@ -304,8 +293,13 @@ def leaves(value: Any) -> int:
     return int(isinstance(value, int | float))
 
 
-def _headers(record: Any) -> dict[str, bytes]:
-    return dict(record.headers() or ())
+TAKE: dict[str, Callable[[Found, Any, dict[str, bytes]], None]] = {
+    "raw": _raw,
+    "routed": _routed,
+    "batches": _batch,
+    "dead-letter": _letter,
+    "outbound": _outbound,
+}
 
 
 def _consumer(kafka: str, group: str = "headrace-accounting") -> Any:
