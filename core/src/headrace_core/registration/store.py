@@ -6,6 +6,7 @@ A key is one family byte, then texts that end with NUL (root, topic id), then in
     E entity                     T twin value                   G published configuration
     V retained data topic        P pending entry                W waiting registration
     M one cached message         Z idle status                  L last error
+    H a changed parent (listing)
 
 Derived (rebuilt by `derived` from one primary item each):
 
@@ -27,7 +28,7 @@ from headrace_core.registration import topics
 from headrace_core.registration.message import Message, read_json
 from headrace_core.state import State
 
-PRIMARY = b"cntETGVPWMZL"
+PRIMARY = b"cntETGVPWMZLH"
 METADATA, TELEMETRY = b"0", b"1"
 
 
@@ -163,6 +164,8 @@ def sound(raw: bytes, value: bytes) -> bool:
             parts(raw, 2)
         elif family in (b"T", b"G"):
             read_json(value)
+        elif family == b"H":
+            msgspec.msgpack.decode(value, type=list[list[str]])
         elif family in (b"c", b"n", b"t"):
             return len(value) == 8
     except (ValueError, IndexError, msgspec.MsgspecError):

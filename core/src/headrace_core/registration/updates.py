@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from headrace_core.registration import listing
 from headrace_core.registration.effects import Updated
 from headrace_core.registration.entities import set_twin
 from headrace_core.registration.message import Definition, read_json, same, write_json
@@ -68,6 +69,8 @@ def change(work: Work, root: str, tid: str, entity: Entity, parent: str | None, 
     new = replace(entity, parent=parent or entity.parent, health=health or entity.health)
     before, after = (entity.parent, entity.health), (new.parent, new.health)
     changed = tuple(n for n, a, b in zip(("@parent", "@health"), before, after, strict=True) if a != b)
+    if new.parent != entity.parent:
+        listing.remember(work.store, root, tid)
     work.store.put(key(b"E", root, tid), new)
     if changed:
         work.touch(root, tid)
