@@ -158,7 +158,7 @@ def test_a_signal_to_the_group_reaches_the_supervisor_alone_and_it_stops_the_chi
     assert gone(child)
 
 
-def test_strays_of_an_earlier_supervisor_are_known_by_pid_and_start(tmp_path: Path) -> None:
+def test_strays_of_an_earlier_supervisor_are_known_by_pid_and_start() -> None:
     stray = subprocess.Popen([sys.executable, "-c", SLEEP], stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         began = started_at(stray.pid)

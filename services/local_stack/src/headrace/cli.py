@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.demo import demo
+from headrace.doctor import doctor
 from headrace.endpoints import Endpoints
 from headrace.publisher import publish
 from headrace.services import answers, listens
@@ -116,6 +117,7 @@ def reset(home: Home = HOME) -> None:
 
 app.command()(demo)
 app.command()(publish)
+app.command()(doctor)
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ def demo(
     rate: Annotated[float, typer.Option(min=1, help="messages per second, beside one burst")] = publisher.RATE,
     timeout_ms: Annotated[int, typer.Option(min=1, help="batching's timeout")] = 2000,
     trigger_ms: Annotated[int, typer.Option(min=1, help="the writer's trigger")] = 1000,
-    drain: Annotated[float, typer.Option(min=1, help="seconds that draining may take")] = 60,
+    drain: Annotated[float, typer.Option(min=1, help="seconds without progress after which draining is given up")] = 60,
     keep: Annotated[bool, typer.Option("--keep", help="stay up afterwards and print the URLs")] = False,
     json: Annotated[bool, typer.Option("--json", help="the result as one JSON document")] = False,
 ) -> None:

@@ -129,13 +129,11 @@ class Offsets:
 
     def ends(self) -> Ends:
         """Next offset by logical topic and partition; topics that are not there are left out. Raises Unreachable."""
-        prefix = self._at.prefix
-        try:
-            known = self._consumer.list_topics(timeout=10).topics
-            places = [(t, p) for t in TOPICS if prefix + t in known for p in known[prefix + t].partitions]
-            return {(t, p): self._end(TopicPartition(prefix + t, p)) for t, p in places}
-        except KafkaException as error:
-            raise Unreachable(f"Kafka at {self._at.kafka}: {error}") from error
+        return self._watermarks(1)
+
+    def begins(self) -> Ends:
+        """First offset that is still there, likewise. Raises Unreachable."""
+        return self._watermarks(0)
 
     def published(self) -> Ends:
         """Next offset of `outbound` that the bridge has still to publish, by partition. Raises Unreachable."""
@@ -151,9 +149,15 @@ class Offsets:
         """Give the connection back."""
         self._consumer.close()
 
-    def _end(self, place: TopicPartition) -> int:
-        end: int = self._consumer.get_watermark_offsets(place, timeout=10)[1]
-        return end
+    def _watermarks(self, which: int) -> Ends:
+        prefix = self._at.prefix
+        try:
+            known = self._consumer.list_topics(timeout=10).topics
+            places = [(t, p) for t in TOPICS if prefix + t in known for p in known[prefix + t].partitions]
+            ask = self._consumer.get_watermark_offsets
+            return {(t, p): ask(TopicPartition(prefix + t, p), timeout=10)[which] for t, p in places}
+        except KafkaException as error:
+            raise Unreachable(f"Kafka at {self._at.kafka}: {error}") from error
 
 
 def samples(url: str) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -27,7 +27,7 @@ IN_FLIGHT = 20  # mosquitto's Receive Maximum; paho does not keep to the broker'
 CONNECT_S = 30
 ACKNOWLEDGE_S = 30
 SHORTEST_STEP_S = 0.2
-RATE = 50.0
+RATE = 40.0
 
 
 class NoBroker(HeadraceError):

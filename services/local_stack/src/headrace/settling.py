@@ -19,22 +19,28 @@ INPUTS = {"registration": "raw", "batching": "routed"}
 LOOK_S = 0.5
 
 
-def settle(at: Endpoints, limit_s: float, *, at_least: int = 0, turn: Callable[[], None] = lambda: None) -> list[str]:
-    """Wait until nothing moves; returns what still does after `limit_s`, empty if nothing. Registration must have
-    counted `at_least` messages since it first ran. `turn` is called between two looks; what it raises ends the wait.
-    Raises Unreachable."""
-    deadline = time.monotonic() + limit_s
-    before = -1
+def settle(
+    at: Endpoints, patience_s: float, *, at_least: int = 0, turn: Callable[[], None] = lambda: None
+) -> list[str]:
+    """Wait until nothing moves; returns what still does, empty if nothing.
+
+    Gives up when for `patience_s` every look was the same, or after five times that. Registration must have counted
+    `at_least` messages since it first ran. `turn` is called between two looks; what it raises ends the wait. Raises
+    Unreachable."""
+    end = time.monotonic() + 5 * patience_s
+    before: tuple[list[str], int] = ([], -1)
+    changed = time.monotonic()
     with closing(Offsets(at)) as offsets:
         while True:
-            moving, messages = look(at, offsets)
+            moving, messages = now = look(at, offsets)
             if messages < at_least:
                 moving.append(f"MQTT: {at_least - messages} published messages have not reached registration")
-            if not moving and messages == before:
+            if not moving and now == before:
                 return []
-            if time.monotonic() > deadline:
+            if now != before:
+                before, changed = now, time.monotonic()
+            if time.monotonic() > min(end, changed + patience_s):
                 return moving or ["messages still come in"]
-            before = messages
             _wait(LOOK_S, turn)
 
 

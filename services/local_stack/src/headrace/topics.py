@@ -30,7 +30,7 @@ class TopicsMissing(HeadraceError):
 
 
 def settings_of_topics(stages: Iterable[str] = STAGES) -> dict[str, dict[str, str]]:
-    """Settings by logical name, for all topics of a stack that runs these stages. A name with `<part>` is a family."""
+    """Settings by logical name, for all topics of a stack that runs these stages; `<part>` in a name is a family."""
     found = {}
     for topic in (topic for topic in TOPICS if "<" not in topic.name):
         found[topic.name] = {"max.message.bytes": str(MESSAGE_BYTES)}
