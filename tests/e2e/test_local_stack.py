@@ -71,7 +71,7 @@ class Home:
         return []
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 40) -> None:
+def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

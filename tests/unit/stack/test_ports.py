@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from headrace import ports
+from headrace.ports import Ports
 
 
 @pytest.fixture(params=["127.0.0.1", "0.0.0.0"])
@@ -28,24 +30,50 @@ def test_a_port_with_a_listener_on_any_address_is_not_free(taken: int) -> None:
     assert not ports.is_free(taken)
 
 
-def test_the_usual_port_is_chosen_if_nobody_has_it() -> None:
+@pytest.fixture
+def choose() -> Iterator[Callable[..., dict[str, int]]]:
+    made: list[Ports] = []
+
+    def one(**usual: int) -> dict[str, int]:
+        made.append(Ports(usual))
+        return made[-1].of
+
+    yield one
+    for ports_ in made:
+        ports_.close()
+
+
+def test_the_usual_port_is_chosen_if_nobody_has_it(choose: Callable[..., dict[str, int]]) -> None:
     usual = free()
-    assert ports.choose({"kafka": usual}) == {"kafka": usual}
+    assert choose(kafka=usual) == {"kafka": usual}
 
 
-def test_a_taken_port_is_replaced_by_one_below_the_range_of_outgoing_connections(taken: int) -> None:
-    chosen = ports.choose({"kafka": taken})["kafka"]
+def test_a_taken_port_is_replaced_by_one_below_the_range_of_outgoing_connections(
+    choose: Callable[..., dict[str, int]], taken: int
+) -> None:
+    chosen = choose(kafka=taken)["kafka"]
     assert ports.LOWEST <= chosen <= ports.HIGHEST
     assert ports.is_free(chosen)
 
 
-def test_no_two_services_get_the_same_port() -> None:
+def test_no_two_services_get_the_same_port(choose: Callable[..., dict[str, int]]) -> None:
     usual = free()
-    chosen = ports.choose({"a": usual, "b": usual, "c": usual})
-    assert len(set(chosen.values())) == 3
+    assert len(set(choose(a=usual, b=usual, c=usual).values())) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_two_stacks_that_start_together_get_different_ports_until_one_is_closed() -> None:
+    usual = free()
+    first, second = Ports({"kafka": usual}), Ports({"kafka": usual})
+    assert first.of["kafka"] == usual != second.of["kafka"]
+    first.close()
+    third = Ports({"kafka": usual})
+    assert third.of["kafka"] == usual
+    second.close()
+    third.close()
 
 
 def test_that_no_port_is_free_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "is_free", lambda _: False)
     with pytest.raises(OSError, match="no free port"):
-        ports.choose({"kafka": 9092})
+        Ports({"kafka": 9092})

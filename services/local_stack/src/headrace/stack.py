@@ -20,16 +20,19 @@ from typing import Self, TextIO
 import msgspec
 from confluent_kafka.admin import AdminClient
 
-from headrace import ports, services, topics
+from headrace import services, topics
 from headrace.endpoints import Endpoints
 from headrace.kafka import KafkaServer
 from headrace.mqtt import MqttBroker
+from headrace.ports import Ports
 from headrace.services import Service, Setup
 from headrace.supervisor import Child, ServiceDied, Supervisor, end_strays, started_at, tail
 from headrace_core.errors import HeadraceError
 
 PREFIX = "headrace."
 READY_S = 120.0
+PORT_TRIES = 3
+PORT_TAKEN = "ddress already in use"
 POLL_S = 0.05
 Progress = Callable[[str, str], None]
 
@@ -112,6 +115,7 @@ class LocalStack:
         self._batching = dict(batching or {})
         self._supervisor: Supervisor | None = None
         self._services: dict[str, Service] = {}
+        self._ports: Ports | None = None
         self._lock: TextIO | None = None
 
     def __enter__(self) -> Self:
@@ -135,6 +139,14 @@ class LocalStack:
         """
         self._lock = acquire(self._files)
         try:
+            for _ in range(PORT_TRIES - 1):
+                try:
+                    return self._start(progress)
+                except ServiceDied as died:
+                    if PORT_TAKEN not in died.log_tail:
+                        raise
+                    progress(died.name, "somebody else took its port meanwhile; once more with others")
+                    self._stop_services()
             return self._start(progress)
         except BaseException:
             self.stop()
@@ -175,6 +187,14 @@ class LocalStack:
 
     def stop(self) -> None:
         """Stop all, the brokers last; release the lock. Afterwards no process and no port is left."""
+        if self._lock is None:
+            return
+        self._stop_services()
+        self._lock.truncate(0)
+        self._lock.close()
+        self._lock = None
+
+    def _stop_services(self) -> None:
         self._files.endpoints.unlink(missing_ok=True)
         if self._supervisor is not None:
             for rank in (1, 0):
@@ -183,10 +203,9 @@ class LocalStack:
             self._supervisor.close()
             self._supervisor = None
             self._files.services.unlink(missing_ok=True)
-        if self._lock is not None:
-            self._lock.truncate(0)
-            self._lock.close()
-            self._lock = None
+        if self._ports is not None:
+            self._ports.close()
+            self._ports = None
 
     @property
     def _running(self) -> Supervisor:
@@ -196,7 +215,8 @@ class LocalStack:
 
     def _prepare(self, progress: Progress) -> tuple[Setup, list[Service]]:
         progress("kafka", "preparing")
-        chosen = ports.choose(services.USUAL_PORTS)
+        self._ports = Ports(services.USUAL_PORTS)
+        chosen = self._ports.of
         home = self._files.home
         mqtt = MqttBroker(home / "mqtt", chosen["mqtt"])
         kafka = KafkaServer(
