@@ -151,6 +151,7 @@ def publish(
     seconds: Annotated[float, typer.Option(min=1, help="how long")] = 30,
     rate: Annotated[float, typer.Option(min=1, help="messages per second, beside one burst")] = RATE,
     protocol: Annotated[str, typer.Option(help="MQTT version: 5 or 3.1.1")] = "5",
+    patience: Annotated[float, typer.Option(min=0, help="seconds in which the broker must answer")] = CONNECT_S,
 ) -> None:
     """Publish this computer's telemetry, some of it early, late, twice, out of order. Exit 0 only if the broker
     acknowledged all of it."""
@@ -165,7 +166,7 @@ def publish(
             shown[0] = time.monotonic()
             print(f"published {client.acknowledged} of {client.sent}", file=sys.stderr, flush=True)
 
-    client.connect()
+    client.connect(patience)
     try:
         run(client, seconds, rate=rate, turn=turn)
         missing = client.wait()
