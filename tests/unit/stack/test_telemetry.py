@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from types import SimpleNamespace
+
+import psutil
+import pytest
 
 from headrace import sensors
 from headrace.schedule import Moment, Schedule
@@ -31,6 +35,20 @@ def test_readings_are_finite_numbers_or_booleans_of_valid_entities():
         assert topics.topic_id(reading.entity) == reading.entity
         assert reading.values
         assert all(isinstance(value, bool) or math.isfinite(value) for value in reading.values.values())
+
+
+def test_what_a_machine_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    """As in a container: no disks, no sensors, no network; and a sensor that reads nonsense."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError("/sys")
+
+    for name in ("disk_usage", "net_io_counters", "sensors_battery", "swap_memory", "cpu_stats"):
+        monkeypatch.setattr(psutil, name, refused, raising=False)
+    chip = SimpleNamespace(label="", current=math.nan)
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: {"chip": [chip]}, raising=False)
+    entities = {reading.entity for reading in sensors.read()}
+    assert {CPU, sensors.MEMORY} <= entities <= {sensors.MAIN, CPU, sensors.MEMORY}
 
 
 def test_names_of_disks_and_chips_become_topic_segments():

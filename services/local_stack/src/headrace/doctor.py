@@ -28,7 +28,7 @@ from headrace import evidence, settling, topics
 from headrace.accounting import account
 from headrace.endpoints import Endpoints
 from headrace.evidence import Mark, Offsets
-from headrace.jars import kafka_jars
+from headrace.jars import CONNECTOR, KAFKA, cache_dir
 from headrace.java import java
 from headrace.mqtt import mosquitto
 from headrace.services import PARTITIONS, answers, listens
@@ -89,7 +89,7 @@ def versions() -> Iterator[Finding]:
             yield Finding("versions", package, "not installed", False)
     yield Finding("versions", "librdkafka", confluent_kafka.libversion()[0])
     yield _found("Java", _java)
-    yield _found("Kafka", _kafka)
+    yield from _jars()
     broker = mosquitto()
     yield Finding(
         "versions", "mosquitto", _first_line(broker, "-h") if broker else "not installed: amqtt, MQTT 3.1.1", None
@@ -202,9 +202,11 @@ def _java() -> str:
     return _first_line(java(), "-version")
 
 
-def _kafka() -> str:
-    jar = next(Path(kafka_jars()).glob("*kafka_2.13-*.jar"))
-    return jar.stem.rpartition("-")[2]
+def _jars() -> Iterator[Finding]:
+    for jars in (KAFKA, CONNECTOR):
+        there = (cache_dir() / f"{jars.name}-{jars.version}" / "complete").is_file()
+        words = jars.version if there else f"{jars.version}, will be fetched at the first start"
+        yield Finding("versions", f"{jars.name} jars", words, True if there else None)
 
 
 def _first_line(*command: Any) -> str:

@@ -7,15 +7,17 @@ lists are bounded, so a machine with a hundred disks publishes no more than the 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
 MOST_OF_A_KIND = 4
+UNREADABLE = (OSError, RuntimeError, AttributeError, NotImplementedError, TypeError, psutil.Error)
 Values = Mapping[str, float | bool]
 
 MAIN = "device/main//"
@@ -36,7 +38,13 @@ class Reading:
 
 def read() -> list[Reading]:
     """All readings of this moment. Rates are since the call before; the first call's are since boot or zero."""
-    return [*_processor(), *_memory(), *_disks(), *_network(), *_temperatures(), *_battery()]
+    found = []
+    for source in (_processor, _memory, _disks, _network, _temperatures, _battery):
+        with contextlib.suppress(*UNREADABLE):
+            for reading in source():
+                found.append(reading)  # noqa: PERF402 - what came before an error counts
+    finite = ((reading, {n: v for n, v in reading.values.items() if math.isfinite(v)}) for reading in found)
+    return [replace(reading, values=values) for reading, values in finite if values]
 
 
 def stored(readings: Sequence[Reading]) -> list[Reading]:
@@ -64,7 +72,7 @@ def facts() -> dict[str, str]:
 
 
 def _processor() -> Iterator[Reading]:
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(*UNREADABLE):
         one, five, fifteen = os.getloadavg()
         yield Reading(MAIN, "load", {"one": one, "five": five, "fifteen": fifteen})
     times = psutil.cpu_times_percent()
@@ -80,14 +88,14 @@ def _memory() -> Iterator[Reading]:
     memory = psutil.virtual_memory()
     low = memory.available < memory.total // 10
     yield Reading(MEMORY, "memory", {"used": memory.used, "available": memory.available, "low": low})
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(*UNREADABLE):
         swap = psutil.swap_memory()
         if swap.total:
             yield Reading(MEMORY, "swap", {"used": swap.used, "percent": swap.percent})
 
 
 def _disks() -> Iterator[Reading]:
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(*UNREADABLE):
         usage = psutil.disk_usage("/")
         values = {"used": usage.used, "free": usage.free, "percent": usage.percent}
         yield Reading(DISKS, "root", values)
@@ -103,7 +111,7 @@ def _disks() -> Iterator[Reading]:
 
 
 def _network() -> Iterator[Reading]:
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(*UNREADABLE):
         total = psutil.net_io_counters()
         yield Reading(NETWORK, "total", {"sent": total.bytes_sent, "received": total.bytes_recv})
         cards = sorted(psutil.net_io_counters(pernic=True).items(), key=lambda item: (-item[1].bytes_recv, item[0]))
@@ -113,14 +121,14 @@ def _network() -> Iterator[Reading]:
 
 
 def _temperatures() -> Iterator[Reading]:
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(*UNREADABLE):
         for chip, sensors in sorted(psutil.sensors_temperatures().items())[:MOST_OF_A_KIND]:
             values = {safe(s.label or f"sensor{place}"): s.current for place, s in enumerate(sensors[:MOST_OF_A_KIND])}
             yield Reading(f"device/{safe(chip)}//", "temperature", values)
 
 
 def _battery() -> Iterator[Reading]:
-    with contextlib.suppress(OSError, AttributeError, RuntimeError):
+    with contextlib.suppress(*UNREADABLE):
         battery = psutil.sensors_battery()
         if battery is not None:
             values = {"percent": battery.percent, "plugged": bool(battery.power_plugged)}

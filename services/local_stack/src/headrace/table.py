@@ -104,7 +104,7 @@ def _rows(result: Result) -> list[tuple[str, str, str]]:
     p50, p99 = (percentile(result.latencies_ms, part) for part in (0.5, 0.99))
     return [
         ("published", str(account.published), "acknowledged by the MQTT broker"),
-        ("in raw", str(account.raw), _listed(more)),
+        ("in raw", str(account.raw), _listed(more) or "nothing but that"),
         ("routed", str(account.routed), f"{account.replayed} of them early data, replayed"),
         ("batches", str(account.batches), "closed by event time"),
         ("members", str(account.members), "measurements in them"),
