@@ -27,9 +27,10 @@ import pytest
 from headrace.endpoints import Endpoints
 from headrace.ports import is_free
 from headrace.services import USUAL_PORTS, answers
-from headrace.supervisor import session
+from headrace.stack import LocalStack, recorded
+from headrace.supervisor import ServiceDied, session
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(600)]
 
 WITHOUT = [] if importlib.util.find_spec("headrace_api.__main__") else ["--without=api"]
 SERVICES = {"kafka", "mqtt", "bridge", "streams", "spark"} | (set() if WITHOUT else {"api"})
@@ -41,7 +42,7 @@ class Home:
 
     folder: Path
 
-    def run(self, command: str, *options: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(self, command: str, *options: str, seconds: float = 240) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "headrace", command, "--home", str(self.folder), *options]
         return subprocess.run(line, capture_output=True, text=True, timeout=seconds, check=False)
 
@@ -57,6 +58,10 @@ class Home:
     def endpoints(self) -> Endpoints:
         return Endpoints.load(self.folder / "stack.json")
 
+    def is_up(self, pid: int) -> bool:
+        """Whether this process, and not one before it, has all ready."""
+        return (self.folder / "lock").read_text() == str(pid) and (self.folder / "stack.json").exists()
+
     def locked(self) -> bool:
         with (self.folder / "lock").open("a") as lock:
             try:
@@ -71,7 +76,7 @@ class Home:
         return []
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
+def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -119,15 +124,16 @@ def remains(status: dict[str, Any]) -> list[str]:
     return found
 
 
-def jvms_of(folder: Path) -> list[str]:
+def processes_of(folder: Path) -> list[str]:
     listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if str(folder) in line and "pytest" not in line]
 
 
 def test_up_carries_a_measurement_to_the_store_and_down_leaves_nothing(home: Home) -> None:
     home.up()
+    until(lambda: home.run("status").returncode == 0, "all services say that they are ready")
     status = home.status()
-    assert {service["name"] for service in status["services"] if service["ready"]} == SERVICES
+    assert {service["name"] for service in status["services"]} == SERVICES
     ports = {int(service["address"].rpartition(":")[2]) for service in status["services"]}
     assert not ports & set(USUAL_PORTS.values())
     publish(home.endpoints, 20.5)
@@ -139,43 +145,52 @@ def test_up_carries_a_measurement_to_the_store_and_down_leaves_nothing(home: Hom
 
     assert home.run("down").returncode == 0
     assert remains(status) == []
-    assert jvms_of(home.folder) == []
+    assert processes_of(home.folder) == []
     assert not home.locked()
     assert home.run("status").returncode == 4
 
 
-def test_after_kill_9_of_the_supervisor_nothing_is_left_and_the_state_is_good(home: Home) -> None:
+def test_after_kill_9_the_state_is_good_and_the_death_of_a_service_stops_the_stack(home: Home) -> None:
     home.up()
     publish(home.endpoints, 1.5)
     until(lambda: home.values() == [1.5], "the first measurement")
     status = home.status()
     os.kill(status["pid"], signal.SIGKILL)
-    until(lambda: remains(status) == [], "the end of all processes", 20)
-    until(lambda: jvms_of(home.folder) == [], "the end of all processes", 20)
+    until(lambda: remains(status) == [] and processes_of(home.folder) == [], "the end of all processes")
     assert not home.locked()
 
-    home.up()
-    publish(home.endpoints, 2.5)
-    until(lambda: home.values() == [1.5, 2.5], "both measurements")
-    assert answers(f"{home.endpoints.streams_url}/readyz")
-    assert home.run("down").returncode == 0
-    assert home.run("reset").returncode == 0
-    assert not home.folder.exists()
-
-
-def test_the_death_of_a_service_stops_the_stack_and_shows_its_log(home: Home) -> None:
     command = [sys.executable, "-m", "headrace", "up", "--home", str(home.folder), *WITHOUT]
     stack = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        until(lambda: (home.folder / "stack.json").exists() or stack.poll() is not None, "the start", 90)
+        until(lambda: home.is_up(stack.pid) or stack.poll() is not None, "the second start", 200)
+        publish(home.endpoints, 2.5)
+        until(lambda: home.values() == [1.5, 2.5], "both measurements")
         status = home.status()
-        bridge = next(service for service in status["services"] if service["name"] == "bridge")
-        os.kill(bridge["pid"], signal.SIGKILL)
-        _, errors = stack.communicate(timeout=60)
+        os.kill(next(one["pid"] for one in status["services"] if one["name"] == "bridge"), signal.SIGKILL)
+        _, errors = stack.communicate(timeout=120)
     finally:
         stack.terminate()
         stack.wait(60)
     assert stack.returncode == 1
     assert "bridge was ended by SIGKILL" in errors
     assert '"event": "started"' in errors
+    assert remains(status) == []
+    assert home.run("reset").returncode == 0
+    assert not home.folder.exists()
+
+
+def test_one_service_can_be_started_again_at_its_port(tmp_path: Path) -> None:
+    with LocalStack(tmp_path / "home", without=("spark", "api")) as stack:
+        endpoints = stack.start()
+        for name in ("bridge", "kafka"):
+            before = stack.processes[name]
+            os.kill(before, signal.SIGKILL)
+            with pytest.raises(ServiceDied, match=f"{name} was ended by SIGKILL"):
+                until(lambda: stack.check(), "its end")
+            stack.restart(name)
+            assert stack.processes[name] != before
+            stack.check()
+        until(lambda: answers(f"{endpoints.bridge_url}/readyz"), "the bridge and Kafka together")
+        status = {"services": [{"name": k.name, "pid": k.pid, "address": k.address} for k in recorded(stack.files)]}
+        assert len(status["services"]) == 4
     assert remains(status) == []

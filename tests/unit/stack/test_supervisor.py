@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from headrace.signals import Interrupted, interruptible, shielded
 from headrace.supervisor import Child, ServiceDied, Supervisor, end_strays, session, started_at, wait_for
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -170,3 +172,16 @@ def test_strays_of_an_earlier_supervisor_are_known_by_pid_and_start() -> None:
     finally:
         stray.kill()
         stray.wait()
+
+
+def told_twice() -> None:
+    with interruptible():
+        with shielded():
+            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(10)
+
+
+def test_nothing_interrupts_what_is_shielded() -> None:
+    with pytest.raises(Interrupted, match="SIGHUP"):
+        told_twice()

@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ KAFKA_HEAP = "512m"
 SPARK_HEAP = "1g"
 DATA_BYTES = 4 * 1024**3
 SESSION_TIMEOUT_S = 8  # after kill -9 of everything, the stream processor waits so long for its partitions
+ANSWER_S = 5
 STOP_S = {"kafka": 20.0, "mqtt": 10.0}
 STOP_DEFAULT_S = 20.0
 
@@ -175,9 +175,9 @@ def job_file(setup: Setup) -> str:
 
 
 def answers(url: str) -> bool:
-    """Whether a GET is answered with 200 at once."""
+    """Whether a GET is answered with 200 soon."""
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:
+        with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
             return bool(response.status == 200)
     except (OSError, ValueError):
         return False

@@ -7,6 +7,7 @@ Ctrl-C cannot leave processes behind.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -32,6 +33,21 @@ def interruptible() -> Iterator[None]:
         raise Interrupted(number)
 
     before = {one: signal.signal(one, told) for one in SIGNALS}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """Within: `SIGNALS` are ignored, so that what stops the stack is not itself interrupted. No effect outside of the
+    main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in SIGNALS}
     try:
         yield
     finally:

@@ -26,6 +26,7 @@ from headrace.kafka import KafkaServer
 from headrace.mqtt import MqttBroker
 from headrace.ports import Ports
 from headrace.services import Service, Setup
+from headrace.signals import shielded
 from headrace.supervisor import Child, ServiceDied, Supervisor, end_strays, started_at, tail
 from headrace_core.errors import HeadraceError
 
@@ -109,7 +110,7 @@ class LocalStack:
         without: tuple[str, ...] = (),
         batching: Mapping[str, int] | None = None,
     ) -> None:
-        self._files = Files(home.absolute())
+        self.files = Files(home.absolute())
         self._capacity, self._timeout, self._trigger = capacity_per_s, timeout_ms, trigger_ms
         self._without = without
         self._batching = dict(batching or {})
@@ -137,7 +138,7 @@ class LocalStack:
 
         Raises AlreadyRunning, ServiceDied, NotReady, NoJava, JarsMissing, NoMqttBroker; nothing is left running then.
         """
-        self._lock = acquire(self._files)
+        self._lock = acquire(self.files)
         try:
             for _ in range(PORT_TRIES - 1):
                 try:
@@ -153,8 +154,8 @@ class LocalStack:
             raise
 
     def _start(self, progress: Progress) -> Endpoints:
-        self._files.endpoints.unlink(missing_ok=True)
-        end_strays((known.pid, known.began) for known in recorded(self._files))
+        self.files.endpoints.unlink(missing_ok=True)
+        end_strays((known.pid, known.began) for known in recorded(self.files))
         self._supervisor = Supervisor()
         setup, brokers = self._prepare(progress)
         began = {service.name: self._launch(service, progress) for service in brokers}
@@ -167,7 +168,7 @@ class LocalStack:
                 began[name] = self._launch(make(setup), progress)
         self._await([name for name in began if name in makers], began, progress)
         endpoints = self._endpoints(setup)
-        endpoints.save(self._files.endpoints)
+        endpoints.save(self.files.endpoints)
         return endpoints
 
     def check(self) -> None:
@@ -189,20 +190,21 @@ class LocalStack:
         """Stop all, the brokers last; release the lock. Afterwards no process and no port is left."""
         if self._lock is None:
             return
-        self._stop_services()
+        with shielded():
+            self._stop_services()
         self._lock.truncate(0)
         self._lock.close()
         self._lock = None
 
     def _stop_services(self) -> None:
-        self._files.endpoints.unlink(missing_ok=True)
+        self.files.endpoints.unlink(missing_ok=True)
         if self._supervisor is not None:
             for rank in (1, 0):
                 ranked = [service for service in self._services.values() if service.rank == rank]
                 self._supervisor.stop([s.name for s in ranked], max((s.stop_s for s in ranked), default=0))
             self._supervisor.close()
             self._supervisor = None
-            self._files.services.unlink(missing_ok=True)
+            self.files.services.unlink(missing_ok=True)
         if self._ports is not None:
             self._ports.close()
             self._ports = None
@@ -217,7 +219,7 @@ class LocalStack:
         progress("kafka", "preparing")
         self._ports = Ports(services.USUAL_PORTS)
         chosen = self._ports.of
-        home = self._files.home
+        home = self.files.home
         mqtt = MqttBroker(home / "mqtt", chosen["mqtt"])
         kafka = KafkaServer(
             home / "kafka", chosen["kafka"], heap=services.KAFKA_HEAP, controller_port=chosen["kafka-controller"]
@@ -241,7 +243,7 @@ class LocalStack:
         progress(service.name, "starting")
         self._services[service.name] = service
         self._running.start(
-            service.name, service.argv, log=self._files.logs / f"{service.name}.log", cwd=self._files.home,
+            service.name, service.argv, log=self.files.logs / f"{service.name}.log", cwd=self.files.home,
             env=services.environment(service), memory_bytes=service.memory_bytes,
         )  # fmt: skip
         self._record()
@@ -268,15 +270,15 @@ class LocalStack:
             Known(child.name, child.pid, started_at(child.pid), self._services[child.name].address, str(child.log))
             for child in self._running.children.values()
         ]
-        draft = self._files.services.with_suffix(".draft")
+        draft = self.files.services.with_suffix(".draft")
         draft.write_bytes(msgspec.json.encode(known))
-        draft.replace(self._files.services)
+        draft.replace(self.files.services)
 
     def _endpoints(self, setup: Setup) -> Endpoints:
         return Endpoints(
             kafka=setup.kafka, prefix=setup.prefix, mqtt_host="127.0.0.1", mqtt_port=setup.ports["mqtt"],
             mqtt_protocol=setup.mqtt_protocol, bridge_url=setup.url("bridge"), streams_url=setup.url("streams"),
-            api_url=setup.url("api"), spark_url=setup.url("spark"), database=setup.database, logs=self._files.logs,
+            api_url=setup.url("api"), spark_url=setup.url("spark"), database=setup.database, logs=self.files.logs,
             capacity_per_s=setup.capacity_per_s, cost=services.COST, timeout_ms=setup.timeout_ms,
         )  # fmt: skip
 
