@@ -23,7 +23,7 @@ check: setup ## format, lint, types, import rules, lock
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(RUN) lint-imports
-	$(RUN) python -m headrace_schemas.docs --check
+	$(RUN) python -m headrace_schemas.generate --check
 	$(UV) lock --check
 
 .PHONY: format

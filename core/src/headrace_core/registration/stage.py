@@ -97,7 +97,8 @@ def _message(engine: Engine, record: Record) -> list[Effect]:
             ref=record.offset,
             detail=str(error),
         )
-    retained = header(record.headers, "retain") == b"1"
+    flag = header(record.headers, "retain")
+    retained = None if flag is None else flag == b"1"
     return engine.message(topic, payload, retained=retained, receipt_ms=record.append_ms, ref=record.offset)
 
 

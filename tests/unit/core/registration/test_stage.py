@@ -102,6 +102,22 @@ def test_ticks_and_flushes_move_the_clock_and_are_copied_to_the_same_partition(k
     }
 
 
+def test_without_the_retain_flag_metadata_and_alarms_count_as_retained() -> None:
+    log = Log()
+    for channel in ("m/t", "e/t", "a/t", "m/t/meta", "twin/k", "cmd/op", "cmd/op/1", "status/s", "config"):
+        log.record(b"{}", ("topic", f"te/device/a///{channel}".encode()))
+    cleared = [e.key for e in to("outbound", log.message("te/device/a//", b"", retain=True))]
+    topics = ["a/t", "cmd/op", "cmd/op/1", "config", "m/t/meta", "status/s", "twin/k"]
+    assert cleared == [*(f"te/device/a///{t}".encode() for t in topics), b"te/device/a//"]
+
+
+def test_unknown_members_with_an_at_sign_are_ignored_and_counted() -> None:
+    log = Log()
+    out = log.message("te/device/a//", {"@type": "child-device", "@tpye": 1, "@topic-id": "device/a//", "@x": None})
+    assert kinds(out) == [b"register"]
+    assert log.stage.gauges(log.state)["warnings.unknown_member"] == 1
+
+
 def test_removal_leaves_tombstones_and_clears() -> None:
     log = Log()
     log.message("te/device/a//", {"@type": "child-device"}, retain=True)
