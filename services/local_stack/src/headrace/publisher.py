@@ -93,8 +93,9 @@ class Client:
         self._client.disconnect()
         self._client.loop_stop()
 
-    def _acknowledged(self, *_: Any) -> None:
-        self.acknowledged += 1  # only paho's own thread calls this
+    def _acknowledged(self, _client: Any, _data: Any, _id: int, reason: Any, _properties: Any) -> None:
+        if not reason.is_failure:  # MQTT 5: the broker may answer that it did not take the message
+            self.acknowledged += 1  # only paho's own thread calls this
 
     def _connected(self, _client: Any, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:
         if reason.is_failure:
