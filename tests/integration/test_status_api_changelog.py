@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from headrace.kafka import KafkaServer
 from headrace_core.registration.config import RegistrationConfig
 from tests.support.api_process import StatusApi
 from tests.support.changelog import Owner, message
@@ -130,3 +131,38 @@ def test_a_topic_made_anew_empties_the_replica(log: Log, api: StatusApi) -> None
     log.put(Producer({"bootstrap.servers": log.kafka}), groups("z")[0])
     api.wait_ready()
     assert registered(api) == ["z"]
+
+
+def test_without_the_broker_the_last_state_is_told_and_then_it_goes_on(topic_prefix: str, tmp_path: Path) -> None:
+    server = KafkaServer(tmp_path / "kafka", heap="384m").start()
+    log = Log(server.bootstrap, topic_prefix)
+    api = StatusApi(server.bootstrap, topic_prefix, tmp_path / "api", tmp_path / "api.log")
+    try:
+        log.create()
+        a, b = groups("ab")
+        log.put(log.plain, a)
+        api.start().wait_ready()
+        server.kill()
+        until(lambda: api.ask("/v1/status").body["replica"]["kafka_up"] is False, "it sees that the broker is gone")
+        assert registered(api) == ["a"]
+        assert api.ask("/healthz").status == 200
+        assert api.ready()
+        server.start()
+        log.put(log.plain, b)
+        until(lambda: registered(api) == ["a", "b"], f"b, see {api.log}")
+        assert api.ask("/v1/status").body["replica"]["kafka_up"] is True
+        assert api.terminate() == 0
+    finally:
+        api.end()
+        server.stop()
+
+
+def test_a_database_that_is_deleted_under_it_ends_the_process(log: Log, api: StatusApi) -> None:
+    log.create()
+    (a,) = groups("a")
+    log.put(log.plain, a)
+    api.start().wait_ready()
+    api.delete_database()
+    assert api.running.wait(60) == 70
+    api.start().wait_ready()
+    assert registered(api) == ["a"]

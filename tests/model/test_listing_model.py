@@ -129,6 +129,20 @@ def test_the_status_list_too(seed: int, limit: int) -> None:
     assert [tid for tid in seen if tid in throughout] == sorted(throughout)
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32), st.sets(st.sampled_from(queries.STATES), min_size=1), st.sampled_from(["", "n/a"]))
+def test_a_filtered_status_list_is_the_filtered_list(seed: int, states: set[str], waiting_for: str) -> None:
+    dice, root = random.Random(seed), Root()
+    for _ in range(40):
+        root.change(dice)
+        root.send(dice.choice(NAMES), {"@type": "rocket"})
+    base = "/te/v1/registrations?state="
+    everything = root.ask(base + ",".join(queries.STATES)).body["items"]
+    found = root.ask(f"{base}{','.join(sorted(states))}&waiting_for={waiting_for}").body["items"]
+    above = f"{waiting_for}//" if waiting_for else None
+    assert found == [s for s in everything if s["state"] in states and above in (None, s.get("waiting_for"))]
+
+
 def test_a_changed_parent_neither_hides_nor_repeats() -> None:
     """The entity goes from behind the page to before it, another one the other way."""
     root = Root()

@@ -47,7 +47,7 @@ def fixture(path: Path, messages: list[tuple[int, str, Any]], **config: Any) -> 
     parts = tuple(PartitionProgress(p.offset, p.offset, p.offset, p.source) for p in ends)
     replica.close()
     found = Fixture(settings, owners, Progress("", "log", parts, True))
-    found.app = app.build(
-        Reader(path / "replica.db", settings), lambda: found.progress, Metrics(lambda: found.progress)
-    )
+    metrics = Metrics(lambda: found.progress)
+    handlers = app.Handlers(Reader(path / "replica.db", settings), lambda: found.progress, metrics)
+    found.app = app.build(handlers, metrics)
     return found

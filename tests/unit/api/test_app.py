@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -14,12 +15,14 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from headrace_api import openapi
+from headrace_api import app, openapi
 from headrace_api.examples import EXAMPLES, MESSAGES, START_MS, Example
-from headrace_api.progress import Progress
+from headrace_api.progress import PartitionProgress, Progress
+from headrace_api.replica import Replica
 from headrace_core.partitioner import partition_of
 from headrace_core.registration import queries
 from headrace_core.registration.routes import ABSENT, Request
+from tests.support.changelog import changes, message
 from tests.support.status_api import PARTITIONS, Fixture, fixture
 
 ROOTS = {"te": "main-dev", "r2": "main-2", "r3": "main-3"}
@@ -72,7 +75,7 @@ def test_examples_fit_their_schemas_and_every_answer_has_one() -> None:
                 shown = media.get("examples", {})
                 for example in shown.values():
                     jsonschema.validate(example["value"], schema)
-                if status in ("200", "503", "501"):
+                if status in ("200", "503"):
                     assert shown, (path, status)
 
 
@@ -200,6 +203,17 @@ async def test_ready_and_healthy(api: Asker) -> None:
     is_problem(await api.ask("/healthz"), 503, "stalled")
 
 
+def test_health_is_progress() -> None:
+    behind = Progress("", "log", (PartitionProgress(offset=5, end=9, target=5, source=3),), kafka_up=True)
+    soon, late = behind.alive_at + 59, behind.moved_at + 61
+    assert behind.trouble(soon) == ""
+    assert "stuck" in behind.trouble(late)
+    assert "4 records behind" in replace(behind, alive_at=late).trouble(late)
+    assert replace(behind, alive_at=late, kafka_up=False).trouble(late) == ""
+    at_the_end = replace(behind.partitions[0], offset=9)
+    assert replace(behind, alive_at=late, partitions=(at_the_end,)).trouble(late) == ""
+
+
 async def test_metrics_tell_lag_and_answers(api: Asker) -> None:
     await api.ask("/te/v1/entities")
     text = (await api.ask("/metrics")).text
@@ -215,8 +229,48 @@ async def test_a_bug_is_a_problem_document_without_its_words(api: Asker, tmp_pat
     assert "rubbish" not in json.dumps(is_problem(answer, 500, "internal"))
 
 
-async def test_long_polls_are_refused_by_name(api: Asker) -> None:
-    is_problem(await api.ask("/te/v1/registrations/device/press?wait=3"), 501, "not_implemented")
+async def test_a_long_poll_ends_with_the_change(api: Asker, tmp_path: Path) -> None:
+    path = "/te/v1/registrations/device/press"
+    tag = (await api.ask(path)).headers["etag"]
+    poll = asyncio.create_task(api.ask(f"{path}?wait=30", if_none_match=tag))
+    await asyncio.sleep(0.3)
+    assert not poll.done()
+    number = partition_of(b"te", PARTITIONS)
+    group = api.given.owners[number].chunk([message(99, START_MS + 9_999, "te/device/press//", b"", number)])
+    replica, at = Replica(tmp_path / "replica.db"), api.given.progress.partitions[number].offset
+    replica.begin("log", PARTITIONS, max_offline_s=60)
+    replica.apply([(number, change) for change in changes([group], at)], [(number, at + len(group))])
+    replica.close()
+    parts = list(api.given.progress.partitions)
+    parts[number] = replace(parts[number], offset=at + len(group))
+    api.given.progress = replace(api.given.progress, partitions=tuple(parts))
+    answer = await asyncio.wait_for(poll, 5)
+    assert (answer.status_code, answer.json()["state"]) == (200, "removed")
+
+
+async def test_a_long_poll_without_change_is_not_modified(api: Asker) -> None:
+    path = "/te/v1/registrations/device/press"
+    tag = (await api.ask(path)).headers["etag"]
+    started = time.monotonic()
+    answer = await api.ask(f"{path}?wait=1", if_none_match=tag)
+    assert (answer.status_code, answer.content) == (304, b"")
+    assert time.monotonic() - started >= 1
+    assert (await api.ask(f"{path}?wait=60")).status_code == 200  # without a tag nothing is held
+
+
+@pytest.mark.parametrize("wait", ["61", "-1", "x", "1.5", "99999999999999999999", "%D9%A3"])
+async def test_a_wrong_wait_is_refused(api: Asker, wait: str) -> None:
+    is_problem(await api.ask(f"/te/v1/registrations/device/press?wait={wait}"), 400, "invalid_query")
+
+
+async def test_too_many_long_polls_are_refused(api: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MOST_WAITING", 1)
+    path = "/te/v1/registrations/device/press"
+    tag = (await api.ask(path)).headers["etag"]
+    first = asyncio.create_task(api.ask(f"{path}?wait=1", if_none_match=tag))
+    await asyncio.sleep(0.3)
+    is_problem(await api.ask(f"{path}?wait=1", if_none_match=tag), 429, "too_many_streams")
+    assert (await first).status_code == 304
 
 
 async def test_head_is_get_without_body(api: Asker) -> None:

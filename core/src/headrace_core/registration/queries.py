@@ -23,7 +23,9 @@ from headrace_core.registration.work import Work, document, open_root
 from headrace_core.state import Overlay, State
 
 T = TypeVar("T")
-STATES = ("unknown", "pending", "registered", "expired", "removed")
+FAMILIES = {"unknown": b"Z", "pending": b"P", "registered": b"E", "expired": b"Z", "removed": b"Z"}
+"""Where the ids in a state are; ids that nothing at all is known of are nowhere."""
+STATES = tuple(FAMILIES)
 
 
 def answer(state: State, config: RegistrationConfig, request: Request) -> Response:
@@ -217,15 +219,17 @@ def _registrations(work: Work, request: Request, found: Route) -> Response:
 
     limit, digest = _limit(parameters), _digest(request, parameters)
     last = _read_cursor(parameters["cursor"], digest).last[-1] if "cursor" in parameters else ""
-    ids = (tid for tid in _known_ids(work.store, found.root, last) if tid != last)
+    only_pending = parent is not None or age is not None
+    families = {FAMILIES[state] for state in wanted if state == "pending" or not only_pending}
+    ids = (tid for tid in _known_ids(work.store, found.root, families, last) if tid != last)
     page, more = _page(filter(selected, (show_status(work, found.root, tid) for tid in ids)), limit)
     cursor = _write_cursor(digest, Place(0, [page[-1]["@topic-id"]])) if more else None
     return Response(200, {}, {"items": page, "next": cursor})
 
 
-def _known_ids(store: Store, root: str, start: str) -> Iterator[str]:
-    """All ids with a status from one on, sorted; each is in one family only."""
-    return heapq.merge(*(_ids(store, key(family, root), start) for family in (b"E", b"P", b"Z")))
+def _known_ids(store: Store, root: str, families: set[bytes], start: str) -> Iterator[str]:
+    """The ids in these families from one on, sorted; each is in one family only."""
+    return heapq.merge(*(_ids(store, key(family, root), start) for family in sorted(families)))
 
 
 def _ids(store: Store, prefix: bytes, start: str) -> Iterator[str]:

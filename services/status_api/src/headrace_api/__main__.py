@@ -44,21 +44,23 @@ class Server(uvicorn.Server):
 async def serve(settings: Settings, follow: follower.Follower, listener: socket.socket) -> list[BaseException]:
     """Answer until a signal, or until the follower fails; returns its error."""
     reader = Reader(settings.database, settings.registration_config())
-    application = app.build(reader, lambda: follow.progress, Metrics(lambda: follow.progress))
+    metrics = Metrics(lambda: follow.progress)
+    handlers = app.Handlers(reader, lambda: follow.progress, metrics)
     server = Server(
         uvicorn.Config(
-            application, http=ProblemProtocol, ws="none", lifespan="off", access_log=False, log_config=None,
-            server_header=False, timeout_graceful_shutdown=STOP_S,
+            app.build(handlers, metrics), http=ProblemProtocol, ws="none", lifespan="off", access_log=False,
+            log_config=None, server_header=False, timeout_graceful_shutdown=STOP_S,
         )
     )  # fmt: skip
     errors: list[BaseException] = []
 
     def failed(error: BaseException) -> None:
         errors.append(error)
-        server.should_exit = True
+        stop()
 
     def stop() -> None:
         log.info("stopping")
+        handlers.close()
         server.should_exit = True
 
     for number in (signal.SIGTERM, signal.SIGINT):

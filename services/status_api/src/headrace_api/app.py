@@ -11,7 +11,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from http import HTTPStatus
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from fastapi import FastAPI
@@ -31,6 +32,7 @@ from headrace_core.registration.routes import ABSENT
 log = structlog.get_logger(__name__)
 
 QUERY_THREADS = 4
+LONGEST_WAIT_S, MOST_WAITING, LOOK_S = 60, 200, 0.1
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
 PLAIN = frozenset(range(0x21, 0x7F)) - frozenset(b'"<>\\^`{|}')
 KNOWN_METHODS = frozenset(METHODS)
@@ -40,6 +42,15 @@ class Answers(Protocol):
     """What answers reads; in service a Reader on the replica."""
 
     def answer(self, request: routes.Request, progress: Progress, /) -> routes.Response: ...
+
+
+class Encoded(NamedTuple):
+    """An answer as bytes; `media` and `body` None: there is no body."""
+
+    status: int
+    headers: dict[str, str]
+    media: str | None
+    body: bytes | None
 
 
 class RawPath:
@@ -71,6 +82,8 @@ class Handlers:
         self._progress = progress
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="query")
+        self._waiting = 0
+        self.closing = False
 
     async def query(self, request: Request) -> Response:
         """Everything of registration.md 12 and 13, and everything that is not there."""
@@ -78,11 +91,46 @@ class Handlers:
         text = request.scope["query_string"].decode()
         method = "GET" if request.method == "HEAD" else request.method
         asked = routes.Request(method, f"{path}?{text}" if text else path, _headers(request))
-        if "wait" in request.query_params and "/v1/registrations/" in path:
-            return problems.problem(501, "not_implemented", problems.LONG_POLLS_COME_LATER, path)
+        try:
+            seconds = _wait(request)
+        except ValueError:
+            return problems.problem(400, "invalid_query", f"wait is 0 to {LONGEST_WAIT_S} seconds", path)
+        answer = await self._ask(asked)
+        if answer.status == HTTPStatus.NOT_MODIFIED and seconds:
+            if self._waiting >= MOST_WAITING:
+                return problems.problem(429, "too_many_streams", f"{MOST_WAITING} are waiting", path)
+            answer = await self._long_poll(request, asked, answer, seconds)
+        return Response(answer.body, answer.status, answer.headers, answer.media)
+
+    async def _ask(self, asked: routes.Request) -> Encoded:
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._threads, self._answers.answer, asked, self._progress())
-        return _response(answer)
+        return await loop.run_in_executor(self._threads, self._answer, asked, self._progress())
+
+    def _answer(self, asked: routes.Request, progress: Progress) -> Encoded:
+        """In a thread: a page of documents takes milliseconds to encode, too."""
+        answer = self._answers.answer(asked, progress)
+        headers = dict(answer.headers)
+        media = headers.pop("Content-Type", "application/json")
+        if answer.body is ABSENT:
+            return Encoded(answer.status, headers, None, None)
+        return Encoded(answer.status, headers, media, write_json(answer.body))
+
+    async def _long_poll(self, request: Request, asked: routes.Request, answer: Encoded, seconds: int) -> Encoded:
+        """Ask again whenever the replica has moved, until the tag differs (registration.md 13)."""
+        deadline = time.monotonic() + seconds
+        seen = self._progress().partitions
+        self._waiting += 1
+        try:
+            while answer.status == HTTPStatus.NOT_MODIFIED and time.monotonic() < deadline and not self.closing:
+                await asyncio.sleep(LOOK_S)
+                if await request.is_disconnected():
+                    break
+                if self._progress().partitions != seen:
+                    seen = self._progress().partitions
+                    answer = await self._ask(asked)
+        finally:
+            self._waiting -= 1
+        return answer
 
     async def healthz(self, request: Request) -> Response:
         """200 while the consumer makes progress."""
@@ -108,8 +156,16 @@ class Handlers:
         return _json(openapi.DOCUMENT)
 
     def close(self) -> None:
-        """Wait for the queries under way."""
-        self._threads.shutdown()
+        """End long polls soon."""
+        self.closing = True
+
+
+def _wait(request: Request) -> int:
+    """Seconds of a long poll, 0 if there is none. Raises ValueError."""
+    text = request.query_params.get("wait", "") if "/v1/registrations/" in request.scope["path"] else ""
+    if text and not (text.isascii() and text.isdigit() and len(text) <= 2 and int(text) <= LONGEST_WAIT_S):
+        raise ValueError("wait")
+    return int(text or 0)
 
 
 def _headers(request: Request) -> dict[str, str]:
@@ -123,17 +179,8 @@ def _json(body: Any, status: int = 200) -> Response:
     return Response(write_json(body), status, None, "application/json")
 
 
-def _response(answer: routes.Response) -> Response:
-    headers = dict(answer.headers)
-    media = headers.pop("Content-Type", "application/json")
-    if answer.body is ABSENT:
-        return Response(None, answer.status, headers)
-    return Response(write_json(answer.body), answer.status, headers, media)
-
-
-def build(answers: Answers, progress: Callable[[], Progress], metrics: Metrics) -> ASGIApp:
+def build(handlers: Handlers, metrics: Metrics) -> ASGIApp:
     """The application."""
-    handlers = Handlers(answers, progress, metrics)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     for path, handler in {
         "/healthz": handlers.healthz, "/readyz": handlers.readyz, "/metrics": handlers.metrics,

@@ -112,10 +112,8 @@ EXAMPLES: tuple[Example, ...] = (
     Example(REGISTRATION, "refused", "/te/v1/registrations/device/press", 200, PRESS_STATUS),
     Example(REGISTRATION, "unknown", "/te/v1/registrations/device/nobody", 200, NOTHING_STATUS),
     Example(FULL_REGISTRATION, "waiting", "/te/v1/registrations/line/oven//", 200, OVEN_STATUS),
-    Example(FULL_REGISTRATION, "long_poll", "/te/v1/registrations/line/oven//?wait=10", 501,
-            _problem(501, "not_implemented", problems.LONG_POLLS_COME_LATER, "/te/v1/registrations/line/oven//")),
+    Example(REGISTRATION, "bad_wait", "/te/v1/registrations/device/press?wait=61", 400,
+            _problem(400, "invalid_query", "wait is 0 to 60 seconds", "/te/v1/registrations/device/press")),
     Example(REGISTRATION, "bad_id", "/te/v1/registrations/device/%23", 400,
             _problem(400, "invalid_topic_id", "contains +, # or NUL", "/te/v1/registrations/device/%23")),
-    Example(REGISTRATION, "long_poll", "/te/v1/registrations/device/press?wait=10", 501,
-            _problem(501, "not_implemented", problems.LONG_POLLS_COME_LATER, "/te/v1/registrations/device/press")),
 )  # fmt: skip

@@ -81,7 +81,7 @@ SCHEMAS: dict[str, Any] = {
 
 DESCRIPTIONS = {
     200: "the answer", 304: "not changed: `If-None-Match` names the present tag", 400: "the request is wrong",
-    404: "there is no such thing", 405: "writes come with a later version", 501: "long polls come with a later version",
+    404: "there is no such thing", 405: "writes come with a later version", 429: "too many long polls are open",
     503: "the replica has not caught up yet",
 }  # fmt: skip
 NOT_READY = {
@@ -130,7 +130,11 @@ IF_NONE_MATCH = {
 LIMIT = _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 1000}, "items a page")
 CURSOR = _query("cursor", TEXT, "from the answer before; opaque, for the same filters only")
 KIND = _query("type", TYPE, "only entities of this type")
-WAIT = _query("wait", {"type": "integer", "minimum": 0, "maximum": 60}, "seconds; answered 501 by this version")
+WAIT = _query(
+    "wait",
+    {"type": "integer", "minimum": 0, "maximum": 60},
+    "seconds; with `If-None-Match`: hold the answer until the tag differs, else 304",
+)
 
 
 def _responses(template: str, schema: dict[str, Any], statuses: tuple[int, ...], headers: Any) -> dict[str, Any]:
@@ -227,9 +231,9 @@ PATHS: dict[str, Any] = (
                   _query("waiting_for", TEXT, "topic id of a parent"),
                   _query("min_age_ms", COUNT, "only pending ones of this age"), LIMIT, CURSOR))
     | _get(REGISTRATION, "registration status of one id; trailing slashes left out", _ref("Registration"),
-           statuses=(*SINGLE, 501), headers=ETAG, query=(WAIT,))
+           statuses=(*SINGLE, 429), headers=ETAG, query=(WAIT,))
     | _get(FULL_REGISTRATION, "registration status of one id", _ref("Registration"),
-           statuses=(*SINGLE, 501), headers=ETAG, query=(WAIT,))
+           statuses=(*SINGLE, 429), headers=ETAG, query=(WAIT,))
     | _plain("/v1/status", "totals, settings and how far the replica is",
              _ok("application/json", _ref("Status"), STATUS_EXAMPLE)
              | {"400": {"description": DESCRIPTIONS[400], "content": {problems.MEDIA_TYPE: {

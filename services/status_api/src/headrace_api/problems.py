@@ -15,11 +15,10 @@ from headrace_core.registration.message import write_json
 MEDIA_TYPE = "application/problem+json"
 REASONS = {
     400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 413: "too_large",
-    415: "unsupported_media_type", 422: "invalid_request", 500: "internal", 501: "not_implemented", 503: "not_ready",
+    415: "unsupported_media_type", 422: "invalid_request", 500: "internal", 503: "not_ready",
 }  # fmt: skip
 READS = "GET, HEAD"
 WRITES_COME_LATER = "this version only reads over HTTP; register and change entities by MQTT messages"
-LONG_POLLS_COME_LATER = "long polls come with a later version; leave out `wait`"
 
 
 def document(status: int, reason: str, detail: str, instance: str) -> dict[str, Any]:
