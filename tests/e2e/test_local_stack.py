@@ -6,7 +6,6 @@ The usual ports are taken by the test, so that the stack must find others.
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import json
 import os
 import signal
@@ -32,8 +31,7 @@ from headrace.supervisor import ServiceDied, session
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(600)]
 
-WITHOUT = [] if importlib.util.find_spec("headrace_api.__main__") else ["--without=api"]
-SERVICES = {"kafka", "mqtt", "bridge", "streams", "spark"} | (set() if WITHOUT else {"api"})
+SERVICES = {"kafka", "mqtt", "bridge", "streams", "api", "spark"}
 
 
 @dataclass
@@ -47,7 +45,7 @@ class Home:
         return subprocess.run(line, capture_output=True, text=True, timeout=seconds, check=False)
 
     def up(self) -> None:
-        ran = self.run("up", "--detach", *WITHOUT)
+        ran = self.run("up", "--detach")
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
     def status(self) -> dict[str, Any]:
@@ -159,7 +157,7 @@ def test_after_kill_9_the_state_is_good_and_the_death_of_a_service_stops_the_sta
     until(lambda: remains(status) == [] and processes_of(home.folder) == [], "the end of all processes")
     assert not home.locked()
 
-    command = [sys.executable, "-m", "headrace", "up", "--home", str(home.folder), *WITHOUT]
+    command = [sys.executable, "-m", "headrace", "up", "--home", str(home.folder)]
     stack = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: home.is_up(stack.pid) or stack.poll() is not None, "the second start", 200)

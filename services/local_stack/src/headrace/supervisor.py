@@ -57,6 +57,16 @@ class Child:
         """Its process id, also the id of its session."""
         return self.process.pid
 
+    def ended(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs. It is not reaped where the system can tell without,
+        so that its number stays its own until what it left in its session is gone."""
+        if self.process.returncode is not None or not hasattr(os, "waitid"):
+            return self.process.poll()
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
     def log_text(self) -> str:
         """What it has written since its start."""
         with self.log.open("rb") as file:
@@ -93,7 +103,7 @@ class Supervisor:
     def check(self) -> None:
         """Raise ServiceDied for the first child that ended by itself."""
         for child in list(self.children.values()):
-            code = child.process.poll()
+            code = child.ended()
             if code is not None:
                 raise ServiceDied(child.name, code, tail(child))
 
@@ -102,12 +112,12 @@ class Supervisor:
         self._starter.submit(lambda: None).result()  # a start under way comes to its end first
         children = [self.children[name] for name in names if name in self.children]
         for child in children:
-            if child.process.poll() is None:
+            if child.ended() is None:
                 child.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + limit_s
         for child in children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(max(0.0, deadline - time.monotonic()))
+            while child.ended() is None and time.monotonic() < deadline:
+                time.sleep(POLL_S)
             kill_session(child.pid)
             child.process.wait()
             self.children.pop(child.name, None)
