@@ -19,7 +19,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headrace.demo import demo
+from headrace.doctor import doctor
 from headrace.endpoints import Endpoints
+from headrace.publisher import publish
 from headrace.services import answers, listens
 from headrace.signals import Interrupted, interruptible
 from headrace.stack import AlreadyRunning, Files, Known, LocalStack, holder, recorded
@@ -110,6 +113,11 @@ def reset(home: Home = HOME) -> None:
     end_strays((known.pid, known.began) for known in recorded(files))
     shutil.rmtree(files.home)
     _say("headrace", f"{files.home} removed")
+
+
+app.command()(demo)
+app.command()(publish)
+app.command()(doctor)
 
 
 def main() -> None:

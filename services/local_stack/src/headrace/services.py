@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +43,8 @@ STOP_DEFAULT_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the specifications depend on. Times in ms, capacity in units per second."""
+    """What the specifications depend on. Times in ms, capacity in units per second;
+    `batching`: further settings of batching.md 3."""
 
     home: Path
     prefix: str
@@ -52,6 +53,7 @@ class Setup:
     capacity_per_s: int
     timeout_ms: int
     trigger_ms: int
+    batching: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kafka(self) -> str:
@@ -108,7 +110,7 @@ def streams(setup: Setup) -> Service:
         "HTTP_PORT": str(setup.ports["streams"]),
         "DATA_DIR": str(setup.home / "streams"),
         "ROOTS": json.dumps(ROOTS),
-        "BATCHING": json.dumps({"timeout": setup.timeout_ms}),
+        "BATCHING": json.dumps({"timeout": setup.timeout_ms, **setup.batching}),
         "PARTITIONS": str(PARTITIONS),
         "SESSION_TIMEOUT_S": str(SESSION_TIMEOUT_S),
     }

@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -96,7 +96,8 @@ class LocalStack:
     """`start`, then `check` again and again, then `stop`. As a context manager it always stops.
 
     `home`: the folder of the state. `capacity_per_s`: rows per second into the store. `timeout_ms`: when batching
-    closes a batch. `trigger_ms`: how often Spark looks for batches. `without`: names of services to leave out.
+    closes a batch; `batching`: further settings of it (batching.md 3). `trigger_ms`: how often Spark looks for batches.
+    `without`: names of services to leave out.
     """
 
     def __init__(
@@ -107,10 +108,12 @@ class LocalStack:
         timeout_ms: int = 1000,
         trigger_ms: int = 1000,
         without: tuple[str, ...] = (),
+        batching: Mapping[str, int] | None = None,
     ) -> None:
         self.files = Files(home.absolute())
         self._capacity, self._timeout, self._trigger = capacity_per_s, timeout_ms, trigger_ms
         self._without = without
+        self._batching = dict(batching or {})
         self._supervisor: Supervisor | None = None
         self._services: dict[str, Service] = {}
         self._ports: Ports | None = None
@@ -223,7 +226,7 @@ class LocalStack:
         )
         setup = Setup(
             home=home, prefix=PREFIX, ports=chosen, mqtt_protocol=mqtt.protocol, capacity_per_s=self._capacity,
-            timeout_ms=self._timeout, trigger_ms=self._trigger,
+            timeout_ms=self._timeout, trigger_ms=self._trigger, batching=self._batching,
         )  # fmt: skip
         return setup, [
             Service(
