@@ -70,6 +70,12 @@ def test_the_size_limit_is_the_topics_less_the_reserve() -> None:
     assert cut == Refusal("too_large", f"payload of {limit + 10} bytes, at most {limit}")
 
 
+def test_a_payload_whose_end_was_dropped_is_never_a_record() -> None:
+    roomy = Router("p.", {"p.raw": 64 * 1024 * 1024, "p.dead-letter": 100_000})
+    cut = message(b"te/a", b"a" * 10, missing=1)
+    assert roomy.refusal(cut) == Refusal("too_large", "payload of 11 bytes, more than the bridge holds")
+
+
 def test_properties_that_cannot_be_read_are_a_dead_letter() -> None:
     refusal = ROUTER.refusal(message(b"te/a", malformed_properties=True))
     assert refusal is not None
