@@ -26,6 +26,7 @@ def run(tmp_path: Path, **settings: str) -> tuple[int, str]:
         ("REGISTRATION", '{"pending_ttl": 0}', "pending_ttl"),
         ("ROOTS", '{"a": "x", "b": "x"}', "external ids of main devices must differ"),
         ("HTTP_PORT", "70000", "http_port"),
+        ("ROOTS", "te", 'field \\"roots\\"'),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, name: str, value: str, words: str) -> None:

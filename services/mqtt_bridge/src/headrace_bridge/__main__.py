@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from headrace_bridge import http, kafka, logs, outbound
 from headrace_bridge.bridge import Bridge, Snapshot
@@ -132,7 +133,7 @@ def main() -> int:
     logs.configure()
     try:
         run(BridgeSettings())
-    except (ValidationError, ConfigError) as error:
+    except (ValidationError, SettingsError, ConfigError) as error:
         log.critical("wrong setting", error=str(error))
         return WRONG_SETTING
     except Exception as error:

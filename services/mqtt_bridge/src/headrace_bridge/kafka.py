@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from headrace_bridge.record import Record
-from headrace_core.errors import HeadraceError
+from headrace_core.errors import ConfigError, HeadraceError
 
 log = structlog.get_logger(__name__)
 
@@ -147,8 +147,12 @@ class Outlet:
 
 
 def limits(base: Mapping[str, str], topics: list[str], timeout_s: float = 5.0) -> dict[str, int]:
-    """max.message.bytes of topics (bridge.md 2). Raises KafkaNotReady with a line that names what is wrong."""
-    admin = AdminClient({**base, "log_level": 0})
+    """max.message.bytes of topics (bridge.md 2). Raises KafkaNotReady with a line that names what is wrong, and
+    ConfigError for an option that librdkafka does not take."""
+    try:
+        admin = AdminClient({**base, "log_level": 0})
+    except KafkaException as error:
+        raise ConfigError("kafka_options", error.args[0].str()) from error
     try:
         known = admin.list_topics(timeout=timeout_s).topics
         missing = [topic for topic in topics if topic not in known]

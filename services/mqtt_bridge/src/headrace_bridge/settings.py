@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DAY_S = 86_400
+TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class BridgeSettings(BaseSettings):
@@ -64,6 +66,19 @@ class BridgeSettings(BaseSettings):
     def _root_pattern(cls, value: str) -> str:
         if value.split("/").count("{root}") != 1:
             raise ValueError("one level must be {root}")
+        if problem := filter_problem(value.replace("{root}", "+")):
+            raise ValueError(problem)
+        return value
+
+    @field_validator("routes")
+    @classmethod
+    def _routes(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, topic in value.items():
+            shared = "a route has no $share" if name.startswith("$share/") else ""
+            if problem := shared or filter_problem(name):
+                raise ValueError(f"{name!r}: {problem}")
+            if not TOPIC_NAME.fullmatch(topic):
+                raise ValueError(f"{topic!r} is not the name of a Kafka topic")
         return value
 
     @property

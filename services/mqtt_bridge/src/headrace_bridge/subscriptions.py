@@ -25,7 +25,7 @@ class FilterMemory:
             return set(json.loads(self._path.read_text()))
         except FileNotFoundError:
             return set()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise ConfigError("state_dir", f"{self._path}: {error}") from error
 
     def save(self, filters: set[str]) -> None:

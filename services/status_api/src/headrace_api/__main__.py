@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import structlog
 import uvicorn
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from headrace_api import app, follower, logs, replica
 from headrace_api.metrics import Metrics
@@ -94,7 +95,7 @@ def main() -> int:
     sys.setrecursionlimit(RECURSION)
     try:
         run(Settings())
-    except (ValidationError, ConfigError) as error:
+    except (ValidationError, SettingsError, ConfigError) as error:
         log.critical("wrong setting", error=str(error))
         return WRONG_SETTING
     except Exception as error:
