@@ -17,11 +17,12 @@ import pytest_asyncio
 
 from headrace_api import app, openapi
 from headrace_api.examples import EXAMPLES, MESSAGES, START_MS, Example
+from headrace_api.metrics import Metrics
 from headrace_api.progress import PartitionProgress, Progress
 from headrace_api.replica import Replica
 from headrace_core.partitioner import partition_of
 from headrace_core.registration import queries
-from headrace_core.registration.routes import ABSENT, Request
+from headrace_core.registration.routes import ABSENT, Request, Response
 from tests.support.changelog import changes, message
 from tests.support.status_api import PARTITIONS, Fixture, fixture
 
@@ -246,6 +247,24 @@ async def test_a_long_poll_ends_with_the_change(api: Asker, tmp_path: Path) -> N
     api.given.progress = replace(api.given.progress, partitions=tuple(parts))
     answer = await asyncio.wait_for(poll, 5)
     assert (answer.status_code, answer.json()["state"]) == (200, "removed")
+
+
+async def test_a_change_while_the_first_answer_is_made_ends_a_long_poll() -> None:
+    found = Progress("", "log", (PartitionProgress(1, 1, 1, 1),), True)
+
+    class Answers:
+        def answer(self, _request: Request, progress: Progress) -> Response:
+            nonlocal found
+            if progress.partitions[0].offset == 2:
+                return Response(200, {}, {"@topic-id": "device/press//"})
+            found = replace(progress, partitions=(PartitionProgress(2, 2, 1, 2),))
+            return Response(304, {}, ABSENT)
+
+    metrics = Metrics(lambda: found)
+    transport = httpx.ASGITransport(app.build(app.Handlers(Answers(), lambda: found, metrics), metrics))
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+        answer = await client.get("/te/v1/registrations/device/press?wait=2", headers={"If-None-Match": "x"})
+    assert answer.status_code == 200
 
 
 async def test_a_long_poll_without_change_is_not_modified(api: Asker) -> None:

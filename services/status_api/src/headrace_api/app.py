@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace_api import openapi, problems
 from headrace_api.metrics import Metrics
-from headrace_api.progress import Progress
+from headrace_api.progress import PartitionProgress, Progress
 from headrace_core.registration import routes
 from headrace_core.registration.message import write_json
 from headrace_core.registration.routes import ABSENT
@@ -95,11 +95,12 @@ class Handlers:
             seconds = _wait(request)
         except ValueError:
             return problems.problem(400, "invalid_query", f"wait is 0 to {LONGEST_WAIT_S} seconds", path)
+        seen = self._progress().partitions  # before the answer: what comes while it is made must wake the poll
         answer = await self._ask(asked)
         if answer.status == HTTPStatus.NOT_MODIFIED and seconds:
             if self._waiting >= MOST_WAITING:
                 return problems.problem(429, "too_many_streams", f"{MOST_WAITING} are waiting", path)
-            answer = await self._long_poll(request, asked, answer, seconds)
+            answer = await self._long_poll(request, asked, answer, seconds, seen)
         return Response(answer.body, answer.status, answer.headers, answer.media)
 
     async def _ask(self, asked: routes.Request) -> Encoded:
@@ -115,10 +116,12 @@ class Handlers:
             return Encoded(answer.status, headers, None, None)
         return Encoded(answer.status, headers, media, write_json(answer.body))
 
-    async def _long_poll(self, request: Request, asked: routes.Request, answer: Encoded, seconds: int) -> Encoded:
+    async def _long_poll(
+        self, request: Request, asked: routes.Request, answer: Encoded, seconds: int,
+        seen: tuple[PartitionProgress, ...],
+    ) -> Encoded:  # fmt: skip
         """Ask again whenever the replica has moved, until the tag differs (registration.md 13)."""
         deadline = time.monotonic() + seconds
-        seen = self._progress().partitions
         self._waiting += 1
         try:
             while answer.status == HTTPStatus.NOT_MODIFIED and time.monotonic() < deadline and not self.closing:
