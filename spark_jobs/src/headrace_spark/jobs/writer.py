@@ -167,9 +167,18 @@ def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
     job.ledger.remember(query.id, str(folder))
     work.named(query.id)
     _log.info("started", query_id=query.id, max_offsets_per_trigger=limit, topics=job.settings.subscribed)
+    return _ended(job, query, work)
+
+
+def _ended(job: _Job, query: Any, work: _Query) -> bool:
+    """Wait for the end of one start of the query. True if it ends to be started again; raises what else ended it.
+
+    A micro-batch that comes after the word to stop or to start again is refused and fails the query by itself, maybe
+    before anybody has stopped it: that is an end as wanted, not a failure.
+    """
     while query.isActive and not job.stop.is_set() and not work.again.is_set():
         job.stop.wait(0.1)
-    if query.isActive:
+    if job.stop.is_set() or work.again.is_set():
         _stop(job, query)
         return work.again.is_set()
     if work.failure is not None:

@@ -1,0 +1,73 @@
+"""How one start of the query ends: told to stop, told to start again, or by an error."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from headrace_spark.exits import CorruptInput
+from headrace_spark.jobs.writer import _ended
+from tests.unit.spark.fakes import job
+
+
+class Query:
+    """A streaming query as far as it is asked here. It ends by itself with an error, or when it is stopped."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.isActive = error is None
+        self.stops = 0
+
+    def stop(self) -> None:
+        self.stops += 1
+        self.isActive = False
+
+    def exception(self) -> Exception | None:
+        return self.error
+
+
+class Parts:
+    """What the end of a query looks at, of the job and of the work."""
+
+    def __init__(self) -> None:
+        self.settings = job(stop_timeout_ms=50)
+        self.stop, self.again = threading.Event(), threading.Event()
+        self.turn = threading.Lock()
+        self.failure: Exception | None = None
+
+
+def ended(parts: Parts, query: Query) -> bool:
+    given: Any = parts
+    return _ended(given, query, given)
+
+
+def test_a_micro_batch_refused_after_the_word_to_stop_is_no_failure() -> None:
+    parts, query = Parts(), Query(RuntimeError("told to stop before this micro-batch"))
+    parts.stop.set()
+    assert ended(parts, query) is False
+
+
+def test_nor_is_one_refused_after_the_word_to_start_again() -> None:
+    parts, query = Parts(), Query(RuntimeError("told to stop before this micro-batch"))
+    parts.again.set()
+    assert ended(parts, query) is True
+
+
+def test_a_stop_waits_for_the_micro_batch_under_way_but_not_for_ever() -> None:
+    parts, query = Parts(), Query()
+    parts.stop.set()
+    with parts.turn:
+        assert ended(parts, query) is False
+        assert parts.turn.locked(), "the turn of the micro-batch stays its own"
+    assert query.stops == 1
+
+
+def test_an_error_without_any_word_is_a_failure_and_the_jobs_own_comes_first() -> None:
+    parts, query = Parts(), Query(RuntimeError("spark says"))
+    with pytest.raises(RuntimeError, match="spark says"):
+        ended(parts, query)
+    parts.failure = CorruptInput("too much")
+    with pytest.raises(CorruptInput):
+        ended(parts, query)
