@@ -324,8 +324,8 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     capacity: Annotated[int, Meta(ge=1, le=9223372036854775807)]
     cost: Annotated[str, Meta(min_length=1)]
     expected_cost_per_record: Annotated[float, Meta(gt=0)]
-    prefix: str | UnsetType = UNSET
-    topics: list[str] | UnsetType = UNSET
+    prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]*$")] | UnsetType = UNSET
+    topics: list[Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,249}$")]] | UnsetType = UNSET
     table: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,62}$")] | UnsetType = UNSET
     max: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     share: Annotated[float, Meta(le=1, gt=0)] | UnsetType = UNSET
@@ -337,7 +337,7 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_document_bytes: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     stop_timeout_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     sink_down_max_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
-    seen_retention_ms: Annotated[int, Meta(ge=-9223372036854775808, le=9223372036854775807)] | UnsetType = UNSET
+    seen_retention_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     allow_speculation: bool | UnsetType = UNSET
     master: str | UnsetType = UNSET
     spark: dict[str, str] | UnsetType = UNSET

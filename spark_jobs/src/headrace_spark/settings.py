@@ -14,6 +14,10 @@ from headrace_spark.transforms.rows import Cost, cost
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_AT_LEAST_1 = (
+    "capacity", "max", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms", "seen_retention_ms",
+)  # fmt: skip
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -92,8 +96,10 @@ def check(found: Settings) -> None:
     _require(bool(found.kafka), "kafka", "must name a bootstrap server")
     _require(bool(found.checkpoint), "checkpoint", "must name a folder")
     _require(bool(_TABLE.fullmatch(found.table)), "table", "must be an identifier")
-    for field in ("capacity", "max", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms"):
+    for field in _AT_LEAST_1:
         _require(getattr(found, field) >= 1, field, "must be at least 1")
+    _require(0 <= (found.metrics_port or 0) <= 65535, "metrics_port", "must be from 0 to 65535")
+    _require(all(map(_TOPIC.fullmatch, found.subscribed)), "topics", "must be names of Kafka topics")
     _require(found.expected_cost_per_record > 0, "expected_cost_per_record", "must be above 0")
     _require(0 < found.share <= 1, "share", "must be above 0 and at most 1")
     _require(0 <= found.headroom <= 0.5, "headroom", "must be from 0 to 0.5")

@@ -61,6 +61,11 @@ def test_headroom_makes_requests_smaller(tmp_path: Path) -> None:
         ({"expected_cost_per_record": 0}, "expected_cost_per_record"),
         ({"max_corrupt_share": 0}, "max_corrupt_share"),
         ({"trigger_ms": 0}, "trigger_ms"),
+        ({"seen_retention_ms": 0}, "seen_retention_ms"),
+        ({"metrics_port": -1}, "metrics_port"),
+        ({"metrics_port": 65536}, "metrics_port"),
+        ({"topics": ["a,b"]}, "topics"),
+        ({"prefix": "a b."}, "topics"),
         ({"surprise": 1}, "surprise"),
     ],
 )
