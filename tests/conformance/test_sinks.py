@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 import sqlite3
+import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from headrace_spark.sinks.port import Batch, Outcome, Sink, SinkDown
 from headrace_spark.sinks.postgres import PostgresSink
 from headrace_spark.sinks.sqlite import SqliteSink
+from headrace_spark.transforms.measurements import MAX_KEY_BYTES
 from headrace_spark.transforms.rows import Request, Row, request_id
 from tests.support import postgres
 
@@ -82,6 +85,13 @@ def test_rows_are_written_with_every_column(store: Store, sink: Sink) -> None:
         ("te/device/a//", "temp", 5, 1.5, False, 10, "b"),
         ("te/device/ä$//", "on.é", -5, 1.0, True, 10, "b"),
     ]
+
+
+def test_the_longest_key_that_the_writer_takes_fits(store: Store, sink: Sink) -> None:
+    dice = random.Random(1)  # what does not compress
+    long = "".join(dice.choices(string.ascii_letters + string.digits, k=MAX_KEY_BYTES - len("te/device/a//")))
+    assert sink.write(_FIRST, ask(row(long))) == Outcome(inserted=1)
+    assert [found[1] for found in store.rows()] == [long]
 
 
 def test_a_request_that_is_asked_again_has_one_effect_and_the_same_answer(store: Store, sink: Sink) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from headrace_spark.transforms.decode import decode
-from headrace_spark.transforms.measurements import Taken, measurements
+from headrace_spark.transforms.measurements import MAX_KEY_BYTES, Taken, measurements
 
 
 def take(*members: object) -> Taken:
@@ -39,6 +39,13 @@ def test_each_leaf_has_its_path() -> None:
 
 def test_a_type_may_be_empty() -> None:
     assert found(member({"t": 1}, type=""), member(2, type="", time=8)) == [(".t", 1.0, False), ("", 2.0, False)]
+
+
+def test_a_row_whose_key_no_index_takes_is_refused_alone() -> None:
+    room = MAX_KEY_BYTES - len("s") - len("env.")
+    taken = take(member({"ä" * (room // 2): 1}), member({"a" * (room + 1): 1}), member({"a" * room: 2}), member(3))
+    assert [(one.element, one.reason) for one in taken.refusals] == [(1, "too_large")]
+    assert [one.value for one in taken.measurements] == [1.0, 2.0, 3.0]
 
 
 def test_text_leaves_are_dropped_and_counted() -> None:

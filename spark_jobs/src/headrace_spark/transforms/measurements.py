@@ -16,6 +16,9 @@ import msgspec
 from headrace_spark.transforms.decode import Document, Flaw, Rejected, only, text, text_problem, time_ms
 
 _NAMES: Final = frozenset({"type", "time", "received", "value"})
+MAX_KEY_BYTES: Final = 2048
+"""Of source and metric together, in UTF-8: what an index of every store takes (PostgreSQL: 2,704 with its overhead).
+One row beyond it would be refused by the store for ever, and hold up all others."""
 
 
 class Measurement(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +59,7 @@ def measurements(document: Document) -> Taken:
     texts = empty = 0
     for element, member in enumerate(document.members):
         try:
-            found, dropped = of_member(member)
+            found, dropped = of_member(member, MAX_KEY_BYTES - len(document.source.encode()))
         except Rejected as error:
             refusals.append(Refusal(element, error.reason, error.detail))
             continue
@@ -66,8 +69,9 @@ def measurements(document: Document) -> Taken:
     return Taken(document.id, document.source, document.closed_at, len(document.members), rows, refusals, texts, empty)
 
 
-def of_member(member: Any) -> tuple[list[Measurement], int]:
-    """The measurements of one member and the number of its text leaves. Raises `Rejected`."""
+def of_member(member: Any, metric_bytes: int = MAX_KEY_BYTES) -> tuple[list[Measurement], int]:
+    """The measurements of one member and the number of its text leaves. A metric may have `metric_bytes`. Raises
+    `Rejected`."""
     if isinstance(member, Flaw):
         raise Rejected(member.reason, member.detail)
     if not isinstance(member, dict):
@@ -85,11 +89,11 @@ def of_member(member: Any) -> tuple[list[Measurement], int]:
             continue
         if metric in found:
             raise Rejected("duplicate_key", f"two values have the metric {metric!r}")
-        found[metric] = _measurement(metric, time, leaf)
+        found[metric] = _measurement(metric, time, leaf, metric_bytes)
     return list(found.values()), texts
 
 
-def _measurement(metric: str, time: int, leaf: Any) -> Measurement:
+def _measurement(metric: str, time: int, leaf: Any, metric_bytes: int) -> Measurement:
     if isinstance(leaf, Flaw):
         raise Rejected(leaf.reason, f"{metric}: {leaf.detail}")
     if leaf is None:
@@ -97,6 +101,8 @@ def _measurement(metric: str, time: int, leaf: Any) -> Measurement:
     problem = text_problem(metric)
     if problem:
         raise Rejected("schema", f"the metric {problem}")
+    if len(metric.encode()) > metric_bytes:
+        raise Rejected("too_large", f"source and metric have more than {MAX_KEY_BYTES} bytes")
     return Measurement(metric, time, float(leaf), isinstance(leaf, bool))
 
 
