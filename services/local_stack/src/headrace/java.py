@@ -48,7 +48,7 @@ def _candidates() -> list[str]:
 def _major(candidate: str) -> int | None:
     try:
         ran = subprocess.run([candidate, "-version"], capture_output=True, text=True, timeout=30, check=False)
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return None
     match = re.search(r'version "(\d+)', ran.stderr)
     return int(match.group(1)) if match else None
