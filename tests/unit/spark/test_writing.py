@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sqlite3
 from pathlib import Path
@@ -15,6 +16,7 @@ from headrace_spark.exits import CorruptInput
 from headrace_spark.ledger import Ledger
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.sinks.sqlite import SqliteSink
+from headrace_spark.transforms.dead_letters import MAX_PAYLOAD, letter
 from headrace_spark.writing import BatchWriter
 from tests.unit.spark.fakes import AtOnce, Killed, Outbox, Watched, document, job, member, record, reports
 
@@ -169,6 +171,19 @@ def test_ticks_are_skipped_and_dead_letters_name_their_place(bench: Bench) -> No
     }
     assert (found["partition"], found["offset"], found["job"], found["attempts"]) == (0, 7, "w", 1)
     assert found["headers"] == {"receipt_time": "123", "id": "x"}
+
+
+@pytest.mark.parametrize(
+    ("start", "shown"), [(b"", "payload"), (b"a", "payload"), (b"ab", "payload"), (b"\xff", "payload_base64")]
+)
+def test_a_cut_through_a_character_leaves_a_text_a_text(start: bytes, shown: str) -> None:
+    whole = start + "中".encode() * 200_000
+    found = json.loads(letter(record(0, whole), "w", "not_json", "").value)
+    assert found["truncated"] is True
+    assert list(validator("dead-letter").iter_errors(found)) == []
+    kept = found[shown].encode() if shown == "payload" else base64.b64decode(found[shown])
+    assert whole.startswith(kept)
+    assert len(kept) > MAX_PAYLOAD - 3
 
 
 def test_a_long_payload_is_cut_and_says_so(bench: Bench) -> None:

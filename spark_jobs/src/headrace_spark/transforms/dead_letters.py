@@ -78,7 +78,9 @@ def _payload(value: bytes) -> dict[str, Any]:
     more = {"truncated": True} if len(value) > MAX_PAYLOAD else {}
     try:
         return {"payload": cut.decode("utf-8"), **more}
-    except UnicodeDecodeError:
+    except UnicodeDecodeError as error:
+        if more and error.reason == "unexpected end of data":  # the cut went through a character
+            return {"payload": cut[: error.start].decode("utf-8"), **more}
         return {"payload_base64": base64.b64encode(cut).decode("ascii"), **more}
 
 
