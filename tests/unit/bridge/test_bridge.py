@@ -21,7 +21,7 @@ from headrace_bridge.subscriptions import FilterMemory
 from tests.support.scripted_broker import CONNACK_PRESENT, FakeOutlet, ScriptedBroker, publish, run
 from tests.support.streams_worker import until
 
-LIMITS = {"p.raw": 200_000, "p.dead-letter": 1_000_000}
+LIMITS = {"p.raw": 1_000_000, "p.dead-letter": 1_000_000}
 
 
 class Rig:

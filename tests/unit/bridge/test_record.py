@@ -11,6 +11,12 @@ from hypothesis import strategies as st
 
 from headrace_bridge.packets import Publish
 from headrace_bridge.record import RESERVE_BYTES, SHOWN_BYTES, Refusal, Router, matches, root_of, shown
+from headrace_core.batching.config import BatchingConfig
+from headrace_core.batching.stage import BatchingStage
+from headrace_core.registration.config import RegistrationConfig
+from headrace_core.registration.stage import RegistrationStage
+from headrace_core.stage import Emission, Record
+from headrace_core.state import MemoryState
 
 LIMITS = {"p.raw": 100_000, "p.special": 200_000, "p.dead-letter": 1_000_000}
 ROUTER = Router("p.", LIMITS, routes={"s/+/#": "special"})
@@ -56,7 +62,7 @@ def test_properties_become_headers_and_cannot_take_our_names() -> None:
     ],
 )  # fmt: skip
 def test_odd_topics_are_records_if_they_are_utf_8_names(topic: bytes, reason: str | None) -> None:
-    refusal = ROUTER.refusal(message(topic))
+    refusal = Router("p.", {"p.raw": 1_000_000}).refusal(message(topic))
     assert (refusal.reason if refusal else None) == reason
 
 
@@ -68,6 +74,40 @@ def test_the_size_limit_is_the_topics_less_the_reserve() -> None:
     assert too_large == Refusal("too_large", f"payload of {limit + 1} bytes, at most {limit}")
     cut = ROUTER.refusal(message(b"te/a", b"a" * 10, missing=limit))
     assert cut == Refusal("too_large", f"payload of {limit + 10} bytes, at most {limit}")
+
+
+def test_a_long_topic_takes_room_from_the_payload_so_that_later_records_hold_both() -> None:
+    router = Router("p.", {"p.raw": 1_000_000})
+    topic = b"te/device/" + b"\1" * 40_000 + b"///m/t"
+    most = 1_000_000 - 4096 - 8 * len(topic)
+    assert router.refusal(message(topic, b"a" * most)) is None
+    assert router.refusal(message(topic, b"a" * (most + 1))) == Refusal(
+        "too_large", f"payload of {most + 1} bytes, at most {most}"
+    )
+    short = b"t" * 7680
+    assert router.refusal(message(short, b"a" * (1_000_000 - RESERVE_BYTES))) is None
+
+
+def test_the_largest_measurement_that_is_taken_fits_every_record_that_is_made_of_it() -> None:
+    topic = b"te/device/" + b"\1" * 40_000 + b"///m/t"
+    limit = 1_000_000
+    payload = b'{"v": "' + b"a" * (limit - 4096 - 8 * len(topic) - 9) + b'"}'
+    assert Router("p.", {"p.raw": limit}).refusal(message(topic, payload)) is None
+    raw = Record(0, 0, 1, b"te", payload, (("topic", topic), ("retain", b"0")))
+    routed: list[Emission] = []
+    RegistrationStage(RegistrationConfig({"te": "main"})).apply(MemoryState(), raw, routed.append)
+    batching, state, batches = BatchingStage(BatchingConfig()), MemoryState(), list[Emission]()
+    for place, one in enumerate(e for e in routed if e.topic == "routed"):
+        batching.apply(state, Record(0, place, 1, one.key, one.value, one.headers), batches.append)
+    batching.apply(state, Record(0, 99, 10**12, None, b"", (("kind", b"tick"),)), batches.append)
+    assert [e.topic for e in batches] == ["batches"]
+    assert max(map(size, routed + batches)) > limit / 2
+    assert max(map(size, routed + batches)) <= limit
+
+
+def size(emission: Emission) -> int:
+    headers = sum(len(name) + len(value) + 8 for name, value in emission.headers)
+    return len(emission.key or b"") + len(emission.value or b"") + headers + 200
 
 
 def test_a_payload_whose_end_was_dropped_is_never_a_record() -> None:
