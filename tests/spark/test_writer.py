@@ -218,11 +218,12 @@ def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: 
     assert one.wait() == 0
 
 
+@pytest.mark.timeout(600)  # six starts of Spark
 def test_killed_at_random_and_started_again_no_row_is_lost_or_doubled(job: Callable[..., Job]) -> None:
     one = job(trigger_ms=1000)
     dice = random.Random(7)
-    produce(one, documents(320))
-    for _ in range(3):
+    produce(one, documents(480))
+    for _ in range(5):
         before = one.rows()
         one.start()
         until(lambda before=before: one.rows() > before, one)
@@ -230,14 +231,14 @@ def test_killed_at_random_and_started_again_no_row_is_lost_or_doubled(job: Calla
         one.send(signal.SIGKILL)
         assert one.wait() == -signal.SIGKILL
     one.start()
-    until(lambda: one.metrics().get("headrace_spark_records_total") == 320, one)
+    until(lambda: one.metrics().get("headrace_spark_records_total") == 480, one)
     numbers = one.metrics()
     check_metrics(numbers)
-    assert one.rows() == 3200
-    assert numbers["headrace_spark_inserted_total"] == 3200
+    assert one.rows() == 4800
+    assert numbers["headrace_spark_inserted_total"] == 4800
     assert numbers["headrace_spark_repeats_total"] == numbers["headrace_spark_documents_repeated_total"] == 0
     assert one.sql("sink.db", "SELECT sum(value) FROM measurements")[0][0] == pytest.approx(
-        sum(n + i / 10 for n in range(320) for i in range(10))
+        sum(n + i / 10 for n in range(480) for i in range(10))
     )
     assert 0 < largest_window(one) <= 400
     one.send(signal.SIGTERM)
