@@ -33,19 +33,17 @@ def routed(offset: int, number: int, source: int, type_: str, event_ms: int, at_
     return Record(0, offset, at_ms, b"te", payload(event_ms, number), headers)
 
 
-def log(count: int, sources: int = 1000, repeats: float = 0.05, rate: int = 20_000) -> Iterator[Record]:
+def log(count: int, sources: int = 1000, repeats: float = 0.05, rate: int = 4_000) -> Iterator[Record]:
     """`count` records: each source sends its four types of one moment close together, in any order; some twice."""
-    dice, offset, moment = random.Random(7), 0, 0
+    dice, offset = random.Random(7), 0
     while True:
-        senders = dice.sample(range(sources), sources)
         burst = []
-        for at, source in enumerate(senders):
-            event_ms = START_MS + (moment * sources + at) * 4000 // rate
-            burst += [(at + dice.random() * 20, source, type_, event_ms + dice.randrange(3)) for type_ in TYPES]
-        again = [(at + 30, *rest) for at, *rest in burst if dice.random() < repeats]
-        for _, source, type_, event_ms in sorted([*burst, *again]):
+        for place, source in enumerate(dice.sample(range(sources), sources)):
+            event_ms = START_MS + (offset + place * len(TYPES)) * 1000 // rate
+            arrivals = [(place + dice.random() * 20, source, type_, event_ms) for type_ in TYPES]
+            burst += arrivals + [(at + 30, *rest) for at, *rest in arrivals if dice.random() < repeats]
+        for _, source, type_, event_ms in sorted(burst):
             yield routed(offset, offset, source, type_, event_ms, START_MS + offset * 1000 // rate)
             offset += 1
             if offset == count:
                 return
-        moment += 1

@@ -171,6 +171,18 @@ class MemoryState:
         if self._values.pop(key, None) is not None:
             self._keys[key[0]].remove(key)
 
+    def commit(self, mutations: Mapping[bytes, bytes | None]) -> None:
+        """Take the writes of a chunk; None = deleted."""
+        values, families = self._values, self._keys
+        for key, value in mutations.items():
+            if value is None:
+                if values.pop(key, None) is not None:
+                    families[key[0]].remove(key)
+            else:
+                if key not in values:
+                    families[key[0]].fresh.add(key)
+                values[key] = value
+
     def scan(self, start: bytes, stop: bytes, /) -> Iterator[Item]:
         for key in self._keys.between(start, stop):
             yield key, self._values[key]

@@ -23,7 +23,7 @@ import msgspec
 
 from headrace_core.batching import keys
 from headrace_core.batching.config import BatchingConfig
-from headrace_core.batching.keys import Clock, Kept, Open
+from headrace_core.batching.keys import PAGE, Clock, Open, Page
 from headrace_core.batching.messages import Batch, Cause, Close, Member, Message, Reason, Rejected
 from headrace_core.state import State, first, hold
 
@@ -33,7 +33,7 @@ BEFORE_ALL, NEVER = -keys.SHIFT, keys.SHIFT
 _encode = msgspec.msgpack.Encoder().encode
 _clock = msgspec.msgpack.Decoder(Clock).decode
 _open = msgspec.msgpack.Decoder(Open).decode
-_kept = msgspec.msgpack.Decoder(Kept).decode
+_page = msgspec.msgpack.Decoder(Page).decode
 _identities = msgspec.msgpack.Decoder(list[bytes]).decode
 _event_ms = attrgetter("event_ms")
 
@@ -176,7 +176,10 @@ class Batcher:
 
     def _obstacle(self, message: Message, batch: Open) -> Cause | None:
         """What keeps the message out of the batch that covers it (6.7); None: it joins (6.6)."""
-        if self._state.get(keys.type_key(batch.number, message.type)) is not None:
+        for member in batch.last:
+            if member.type == message.type:
+                return Cause.CONFLICT
+        if batch.pages and self._state.get(keys.type_key(batch.number, message.type)) is not None:
             return Cause.CONFLICT
         full = batch.members >= batch.max_members or batch.size + len(message.value) > batch.max_bytes
         return Cause.FULL if full else None
@@ -195,28 +198,33 @@ class Batcher:
             opened_ms=self._now_ms,
             deadline_ms=self._now_ms + self._config.timeout,
             type=message.type,
-            members=0,
-            size=0,
             max_members=self._config.max_members,
             max_bytes=self._config.max_batch_bytes,
             horizon=self._config.horizon,
         )
         self._batches += 1
         self._due_ms = min(self._due_ms, batch.deadline_ms)
-        key, value = keys.open_key(message.source, from_ms, batch.number), _encode(batch)
-        self._state.put(key, value)
-        _derive_open(self._state, key, message.source, batch)
+        key = keys.open_key(message.source, from_ms, batch.number)
+        self._state.put(key, b"")  # its place; the value follows when it is settled
+        _index(self._state, key, message.source, batch)
         return batch
 
     def _add(self, message: Message, identity: bytes, batch: Open) -> None:
-        kept = Kept(message.source, message.type, message.event_ms, self._now_ms, message.value)
-        self._state.put(keys.member_key(batch.number, batch.members), _encode(kept))
-        self._state.put(keys.type_key(batch.number, message.type), b"")
-        self._state.put(identity, b"")
-        batch.members += 1
+        if len(batch.last) == PAGE:
+            self._turn_page(message.source, batch)
+        batch.last.append(Member(message.type, message.event_ms, self._now_ms, message.value))
         batch.size += len(message.value)
+        self._state.put(identity, b"")
         self._joined[batch.number] = message.source, batch
         self._latest[message.source] = batch
+
+    def _turn_page(self, source: str, batch: Open) -> None:
+        """Put the last members where they are not rewritten any more (12)."""
+        self._state.put(keys.page_key(batch.number, batch.pages), _encode(Page(source, batch.last)))
+        for member in batch.last:
+            self._state.put(keys.type_key(batch.number, member.type), b"")
+        batch.pages += 1
+        batch.last = []
 
     def _close(self, due: bytes, key: bytes, closed_ms: int, close: Close) -> Batch:
         """Put the batch out and remember its identities (7, 9), by the settings of its opening (3)."""
@@ -242,15 +250,16 @@ class Batcher:
 
     def _taken_out(self, batch: Open) -> list[Member]:
         """The members by event time, then by arrival (9)."""
-        members = []
-        for place in range(batch.members):
-            key = keys.member_key(batch.number, place)
+        members: list[Member] = []
+        for number in range(batch.pages):
+            key = keys.page_key(batch.number, number)
             raw = self._state.get(key)
-            assert raw is not None, f"a batch without its member: {key!r}"
-            kept = _kept(raw)
-            members.append(Member(kept.type, kept.event_ms, kept.received_ms, kept.value))
+            assert raw is not None, f"a batch without its page: {key!r}"
+            members += _page(raw).members
             self._state.delete(key)
-            self._state.delete(keys.type_key(batch.number, kept.type))
+        for member in members:
+            self._state.delete(keys.type_key(batch.number, member.type))
+        members += batch.last
         members.sort(key=_event_ms)
         return members
 
@@ -269,19 +278,27 @@ def derive(state: State, key: bytes, value: bytes) -> None:
     """Write the derived keys of one primary item (see `keys`)."""
     match key[:1]:
         case b"b":
-            _derive_open(state, key, keys.source_of(key), _open(value))
+            source, batch = keys.source_of(key), _open(value)
+            _index(state, key, source, batch)
+            _know(state, source, batch.last)
         case b"m":
-            kept = _kept(value)
-            state.put(keys.type_key(keys.number_of(key[1:9]), kept.type), b"")
-            state.put(keys.identity_key(kept.source, kept.event_ms, kept.type), b"")
+            page = _page(value)
+            _know(state, page.source, page.members)
+            for member in page.members:
+                state.put(keys.type_key(keys.number_of(key[1:9]), member.type), b"")
         case b"x":
             for identity in _identities(value):
                 state.put(identity, b"")
 
 
-def _derive_open(state: State, key: bytes, source: str, batch: Open) -> None:
+def _index(state: State, key: bytes, source: str, batch: Open) -> None:
     state.put(keys.above_key(source, batch.from_ms, batch.number), b"")
     state.put(keys.due_key(batch.deadline_ms, batch.number), key)
+
+
+def _know(state: State, source: str, members: list[Member]) -> None:
+    for member in members:
+        state.put(keys.identity_key(source, member.event_ms, member.type), b"")
 
 
 def batch_id(source: str, opening_type: str, from_ms: int, opened_ms: int) -> str:

@@ -3,17 +3,18 @@
 | key | value | |
 |---|---|---|
 | `c` | clock, next batch number | primary |
-| `b` source, from falling, number falling | the open batch without its members | primary |
-| `m` number, place in the batch | one member | primary |
+| `b` source, from falling, number falling | the open batch with its last members | primary |
+| `m` number, page | source and `PAGE` earlier members | primary |
 | `x` closed_at + horizon, number | the identities of a closed batch | primary |
 | `a` source, from, number | | derived of `b` |
 | `d` deadline, number | key of the batch | derived of `b` |
 | `t` number, type | | derived of `m` |
-| `h` source, event time, type | | derived of `m`, then of `x` |
+| `h` event time, source, type | | derived of `b` and `m`, then of `x` |
 
 `from` falls in `b`, so that the first item at or after an event time is the latest window that starts at or before it;
 it rises in `a`, so that the first item after it is the next window above. An identity is in `h` exactly while it is
-known: from the message that brought it until its batch goes out of `x`.
+known: from the message that brought it until its batch goes out of `x`. Adding a member rewrites at most `PAGE`
+members: when there are that many in `b`, they become a page of their own (batching.md 12).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from functools import lru_cache
 
 import msgspec
 
+from headrace_core.batching.messages import Member
+
+PAGE = 16
 PRIMARY = b"cbmx"
 CLOCK = b"c"
 SHIFT = 1 << 63
@@ -40,7 +44,8 @@ class Clock(msgspec.Struct, frozen=True, array_like=True):
 class Open(msgspec.Struct, array_like=True):
     """An open batch. Its window, deadline and limits are those of the configuration at its opening.
 
-    The value in the state is its encoding; this is a working copy, so joining may count on in it.
+    The value in the state is its encoding; this is a working copy, so joining may count on in it. `pages` counts the
+    full pages, `last` are the members after them, in order of arrival.
     """
 
     number: int
@@ -49,21 +54,23 @@ class Open(msgspec.Struct, array_like=True):
     opened_ms: int
     deadline_ms: int
     type: str
-    members: int
-    size: int
     max_members: int
     max_bytes: int
     horizon: int
+    size: int = 0
+    pages: int = 0
+    last: list[Member] = []
+
+    @property
+    def members(self) -> int:
+        return self.pages * PAGE + len(self.last)
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
-    """A member: who and when it is, its receipt, its encoded value."""
+class Page(msgspec.Struct, frozen=True, array_like=True):
+    """Members of an open batch that are not rewritten any more."""
 
     source: str
-    type: str
-    event_ms: int
-    received_ms: int
-    value: bytes
+    members: list[Member]
 
 
 def rising(number: int) -> bytes:
@@ -105,8 +112,8 @@ def due_key(deadline_ms: int, number: int) -> bytes:
     return b"d" + rising(deadline_ms) + rising(number)
 
 
-def member_key(number: int, place: int) -> bytes:
-    return b"m" + rising(number) + place.to_bytes(4)
+def page_key(number: int, page: int) -> bytes:
+    return b"m" + rising(number) + page.to_bytes(4)
 
 
 def type_key(number: int, type_: str) -> bytes:
@@ -114,7 +121,8 @@ def type_key(number: int, type_: str) -> bytes:
 
 
 def identity_key(source: str, event_ms: int, type_: str) -> bytes:
-    return b"h" + named(source) + rising(event_ms) + type_.encode("utf-8", "surrogatepass")
+    """Only looked up, never scanned; the length keeps source and type apart."""
+    return f"h{event_ms},{len(source)},{source}{type_}".encode("utf-8", "surrogatepass")
 
 
 def forget_key(last_ms: int, number: int) -> bytes:

@@ -40,7 +40,7 @@ class Message(Struct, frozen=True):
     value: bytes
 
 
-class Member(Struct, frozen=True):
+class Member(Struct, frozen=True, array_like=True):
     """A message in a batch; `received_ms` is the clock when it was taken."""
 
     type: str
