@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Protocol
 
 Item = tuple[bytes, bytes]
@@ -136,16 +137,24 @@ class Families(defaultdict[int, SortedKeys]):
         super().__init__(SortedKeys)
 
     def between(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """Keys with `start <= key < stop`, lazily, over all families."""
-        for family in sorted(self):
-            if bytes([family]) < stop and bytes([family]) >= start[:1]:
-                yield from self[family].between(start, stop)
+        """Keys with `start <= key < stop`, lazily."""
+        if in_one_family(start, stop):
+            return self[start[0]].between(start, stop) if start[0] in self else iter(())
+        families = [self[family] for family in sorted(self) if start[:1] <= bytes([family]) < stop]
+        return chain.from_iterable(keys.between(start, stop) for keys in families)
 
     def first(self, start: bytes, stop: bytes) -> bytes | None:
         """The first of `between`."""
-        if start and stop and (start[0] == stop[0] or (len(stop) == 1 and stop[0] == start[0] + 1)):  # one family
+        if in_one_family(start, stop):
             return self[start[0]].first(start, stop) if start[0] in self else None
         return next(self.between(start, stop), None)
+
+
+def in_one_family(start: bytes, stop: bytes) -> bool:
+    """Whether all keys with `start <= key < stop` have the same first byte."""
+    if not start or not stop:
+        return False
+    return start[0] == stop[0] or (len(stop) == 1 and stop[0] == start[0] + 1)
 
 
 class MemoryState:

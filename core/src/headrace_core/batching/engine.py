@@ -9,8 +9,8 @@ window]`; a batch put out before an older deadline; a clock that falls.
 Cost: a message is O(log k) in the open batches of its source and O(1) in the history. Nothing is scanned as a whole but
 what is due, and the history is trimmed from its old end.
 
-What is read once and written once a chunk: the clock, the open batches that were joined (`_joined`), the next deadline
-and the next end of memory. `settle` writes it back; so the state after a chunk is the same however it was cut.
+What is read once and written once a chunk: the clock and the open batches that were joined (`_joined`). `settle`
+writes it back; so the state after a chunk is the same however it was cut.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from operator import attrgetter
 import msgspec
 
 from headrace_core.batching import keys
+from headrace_core.batching.ahead import BEFORE_ALL, NEVER, Ahead
 from headrace_core.batching.config import BatchingConfig
 from headrace_core.batching.keys import PAGE, Clock, Open, Page
 from headrace_core.batching.messages import Batch, Cause, Close, Member, Message, Reason, Rejected
@@ -29,7 +30,6 @@ from headrace_core.state import State, first, hold
 
 Output = Batch | Rejected
 
-BEFORE_ALL, NEVER = -keys.SHIFT, keys.SHIFT
 _encode = msgspec.msgpack.Encoder().encode
 _clock = msgspec.msgpack.Decoder(Clock).decode
 _open = msgspec.msgpack.Decoder(Open).decode
@@ -53,8 +53,8 @@ class Batcher:
         raw = state.get(keys.CLOCK)
         self._written = Clock(BEFORE_ALL) if raw is None else _clock(raw)
         self._now_ms, self._batches = self._written.now_ms, self._written.batches
-        self._due_ms = self._first_time(b"d", BEFORE_ALL)
-        self._forget_ms = self._first_time(b"x", BEFORE_ALL)
+        self._deadlines = Ahead(state, b"d")
+        self._history = Ahead(state, b"x")
         self._latest: dict[str, Open] = {}
         """Per source, the open batch that took a message last."""
         self._joined: dict[int, tuple[str, Open]] = {}
@@ -88,14 +88,12 @@ class Batcher:
     def flush(self, receipt_ms: int) -> list[Output]:
         """Due batches, then all others by deadline and opening, closed at the clock (8)."""
         outputs = self._advance(receipt_ms)
-        rest = list(self._state.scan(keys.due_key(self._now_ms + 1, BEFORE_ALL), b"e"))
-        outputs += [self._close(key, batch, self._now_ms, Close.FLUSH) for key, batch in rest]
-        self._due_ms = NEVER
+        outputs += [self._close(batch, self._now_ms, Close.FLUSH) for _, batch in self._deadlines.take(NEVER)]
         return self._end(outputs)
 
     def next_due(self) -> int | None:
         """The earliest deadline of an open batch, ms; None if none is open."""
-        return None if self._due_ms == NEVER else self._due_ms
+        return None if self._deadlines.next_ms == NEVER else self._deadlines.next_ms
 
     def settle(self) -> None:
         """Write back what was held back; again without effect until more is applied."""
@@ -119,24 +117,16 @@ class Batcher:
         elif receipt_ms < self._now_ms:
             self.raised += 1
         outputs: list[Output] = []
-        if self._due_ms <= self._now_ms:
+        if self._deadlines.next_ms <= self._now_ms:
             outputs += self._due()
-        if self._forget_ms < self._now_ms:
+        if self._history.next_ms < self._now_ms:
             self._forget()
         return outputs
 
     def _due(self) -> list[Batch]:
         """6.2: every batch whose deadline is at or before the clock, by deadline, then by opening."""
-        stop = keys.due_key(self._now_ms + 1, BEFORE_ALL)
-        due = list(self._state.scan(keys.due_key(self._due_ms, BEFORE_ALL), stop))
-        batches = [self._close(key, batch, keys.number_of(key[1:9]), Close.TIMEOUT) for key, batch in due]
-        self._due_ms = self._first_time(b"d", self._now_ms + 1)
-        return batches
-
-    def _first_time(self, family: bytes, start_ms: int) -> int:
-        """The lowest time in an index that begins with times; the caller knows that there is none below `start_ms`."""
-        found = first(self._state, family + keys.rising(start_ms), bytes([family[0] + 1]))
-        return NEVER if found is None else keys.number_of(found[0][1:9])
+        due = self._deadlines.take(self._now_ms + 1)
+        return [self._close(batch, keys.number_of(key[1:9]), Close.TIMEOUT) for key, batch in due]
 
     def _refusal(self, message: Message, identity: bytes) -> Reason | None:
         """6.4, then 6.5; a message exactly at a limit is accepted. What is forgotten (7) is not in the state."""
@@ -151,28 +141,35 @@ class Batcher:
 
     def _take(self, message: Message, identity: bytes) -> None:
         """6.6 to 6.8."""
-        batch = self._covering(message)
+        batch, newest = self._covering(message)
         cause = Cause.NEW if batch is None else self._obstacle(message, batch)
         if batch is not None and cause is not None:  # 6.7: it ends where the newcomer begins; what is in it stays
             batch.until_ms = message.event_ms
             self._joined[batch.number] = message.source, batch
         if batch is None or cause is not None:
-            batch = self._begin(message)
+            batch = self._begin(message, newest=newest)
             self.opened[cause or Cause.NEW] += 1
         self._add(message, identity, batch)
 
-    def _covering(self, message: Message) -> Open | None:
-        """The open batch of the source whose window covers the event time; windows are disjoint, so the nearest."""
+    def _covering(self, message: Message) -> tuple[Open | None, bool]:
+        """The open batch of the source whose window covers the event time; windows are disjoint, so the nearest.
+
+        The second value: it is known that no open window of the source begins after the event time.
+        """
         latest = self._latest.get(message.source)
         if latest is not None and latest.from_ms <= message.event_ms < latest.until_ms:
-            return latest
+            return latest, False
         prefix = b"b" + keys.named(message.source)
-        found = first(self._state, prefix + keys.falling(message.event_ms), keys.after(prefix))
+        at, end = prefix + keys.falling(message.event_ms), keys.after(prefix)
+        found = first(self._state, prefix, end)
+        newest = found is None or found[0] >= at
+        if not newest:
+            found = first(self._state, at, end)
         if found is None:
-            return None
+            return None, newest
         joined = self._joined.get(keys.number_of_open(found[0]))
         batch = _open(found[1]) if joined is None else joined[1]
-        return batch if message.event_ms < batch.until_ms else None
+        return (batch if message.event_ms < batch.until_ms else None), newest
 
     def _obstacle(self, message: Message, batch: Open) -> Cause | None:
         """What keeps the message out of the batch that covers it (6.7); None: it joins (6.6)."""
@@ -184,13 +181,14 @@ class Batcher:
         full = batch.members >= batch.max_members or batch.size + len(message.value) > batch.max_bytes
         return Cause.FULL if full else None
 
-    def _begin(self, message: Message) -> Open:
+    def _begin(self, message: Message, *, newest: bool) -> Open:
         """6.8: `[t, t + window]`, cut short by the lowest open `from` above `t`."""
         until_ms, from_ms = message.event_ms + self._config.window + 1, message.event_ms
-        prefix = b"a" + keys.named(message.source)
-        above = first(self._state, prefix + keys.rising(from_ms + 1), keys.after(prefix))
-        if above is not None:
-            until_ms = min(until_ms, keys.number_of(above[0][len(prefix) : len(prefix) + 8]))
+        if not newest:
+            prefix = b"a" + keys.named(message.source)
+            above = first(self._state, prefix + keys.rising(from_ms + 1), keys.after(prefix))
+            if above is not None:
+                until_ms = min(until_ms, keys.number_of(above[0][len(prefix) : len(prefix) + 8]))
         batch = Open(
             number=self._batches,
             from_ms=from_ms,
@@ -203,10 +201,10 @@ class Batcher:
             horizon=self._config.horizon,
         )
         self._batches += 1
-        self._due_ms = min(self._due_ms, batch.deadline_ms)
         key = keys.open_key(message.source, from_ms, batch.number)
         self._state.put(key, b"")  # its place; the value follows when it is settled
-        _index(self._state, key, message.source, batch)
+        self._state.put(keys.above_key(message.source, from_ms, batch.number), b"")
+        self._deadlines.put(keys.due_key(batch.deadline_ms, batch.number), key)
         return batch
 
     def _add(self, message: Message, identity: bytes, batch: Open) -> None:
@@ -226,26 +224,24 @@ class Batcher:
         batch.pages += 1
         batch.last = []
 
-    def _close(self, due: bytes, key: bytes, closed_ms: int, close: Close) -> Batch:
+    def _close(self, key: bytes, closed_ms: int, close: Close) -> Batch:
         """Put the batch out and remember its identities (7, 9), by the settings of its opening (3)."""
         number = keys.number_of_open(key)
-        source, batch = self._joined.pop(number) if number in self._joined else self._read(due, key)
+        source, batch = self._joined.pop(number) if number in self._joined else self._read(key)
         latest = self._latest.get(source)
-        if latest is not None and latest.number == batch.number:
+        if latest is not None and latest.number == number:
             del self._latest[source]
         members = self._taken_out(batch)
         identities = [keys.identity_key(source, member.event_ms, member.type) for member in members]
-        forget_key = keys.forget_key(closed_ms + batch.horizon, batch.number)
-        self._state.put(forget_key, _encode(identities))
-        self._forget_ms = min(self._forget_ms, closed_ms + batch.horizon)
-        for gone in (key, due, keys.above_key(source, batch.from_ms, batch.number)):
-            self._state.delete(gone)
+        self._history.put(keys.forget_key(closed_ms + batch.horizon, number), _encode(identities))
+        self._state.delete(key)
+        self._state.delete(keys.above_key(source, batch.from_ms, number))
         id_ = batch_id(source, batch.type, batch.from_ms, batch.opened_ms)
         return Batch(id_, source, batch.from_ms, batch.opened_ms, closed_ms, close, tuple(members))
 
-    def _read(self, due: bytes, key: bytes) -> tuple[str, Open]:
+    def _read(self, key: bytes) -> tuple[str, Open]:
         raw = self._state.get(key)
-        assert raw is not None, f"a deadline without its batch: {due!r}"
+        assert raw is not None, f"a deadline without its batch: {key!r}"
         return keys.source_of(key), _open(raw)
 
     def _taken_out(self, batch: Open) -> list[Member]:
@@ -265,13 +261,10 @@ class Batcher:
 
     def _forget(self) -> None:
         """7: the history is trimmed from its old end, `closed_at + horizon < clock`."""
-        start, stop = keys.forget_key(self._forget_ms, BEFORE_ALL), keys.forget_key(self._now_ms, BEFORE_ALL)
-        for key, value in list(self._state.scan(start, stop)):
-            self._state.delete(key)
+        for _, value in self._history.take(self._now_ms):
             for identity in _identities(value):
                 self._state.delete(identity)
                 self.forgotten += 1
-        self._forget_ms = self._first_time(b"x", self._now_ms)
 
 
 def derive(state: State, key: bytes, value: bytes) -> None:
@@ -279,7 +272,8 @@ def derive(state: State, key: bytes, value: bytes) -> None:
     match key[:1]:
         case b"b":
             source, batch = keys.source_of(key), _open(value)
-            _index(state, key, source, batch)
+            state.put(keys.above_key(source, batch.from_ms, batch.number), b"")
+            state.put(keys.due_key(batch.deadline_ms, batch.number), key)
             _know(state, source, batch.last)
         case b"m":
             page = _page(value)
@@ -289,11 +283,6 @@ def derive(state: State, key: bytes, value: bytes) -> None:
         case b"x":
             for identity in _identities(value):
                 state.put(identity, b"")
-
-
-def _index(state: State, key: bytes, source: str, batch: Open) -> None:
-    state.put(keys.above_key(source, batch.from_ms, batch.number), b"")
-    state.put(keys.due_key(batch.deadline_ms, batch.number), key)
 
 
 def _know(state: State, source: str, members: list[Member]) -> None:

@@ -25,6 +25,8 @@ import msgspec
 
 from headrace_core.batching.messages import Member
 
+_encode = msgspec.msgpack.Encoder().encode
+
 PAGE = 16
 PRIMARY = b"cbmx"
 CLOCK = b"c"
@@ -41,7 +43,7 @@ class Clock(msgspec.Struct, frozen=True, array_like=True):
     batches: int = 0
 
 
-class Open(msgspec.Struct, array_like=True):
+class Open(msgspec.Struct, array_like=True, gc=False):
     """An open batch. Its window, deadline and limits are those of the configuration at its opening.
 
     The value in the state is its encoding; this is a working copy, so joining may count on in it. `pages` counts the
@@ -121,8 +123,8 @@ def type_key(number: int, type_: str) -> bytes:
 
 
 def identity_key(source: str, event_ms: int, type_: str) -> bytes:
-    """Only looked up, never scanned; the length keeps source and type apart."""
-    return f"h{event_ms},{len(source)},{source}{type_}".encode("utf-8", "surrogatepass")
+    """Only looked up, never scanned, so any encoding does that keeps the three apart."""
+    return b"h" + _encode((source, event_ms, type_))
 
 
 def forget_key(last_ms: int, number: int) -> bytes:

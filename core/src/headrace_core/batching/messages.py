@@ -31,7 +31,7 @@ class Cause(StrEnum):
     FULL = "full"
 
 
-class Message(Struct, frozen=True):
+class Message(Struct, frozen=True, gc=False):
     """A readable measurement: `event_ms` when it was generated, `value` its encoded JSON value."""
 
     source: str
@@ -40,7 +40,7 @@ class Message(Struct, frozen=True):
     value: bytes
 
 
-class Member(Struct, frozen=True, array_like=True):
+class Member(Struct, frozen=True, gc=False, array_like=True):
     """A message in a batch; `received_ms` is the clock when it was taken."""
 
     type: str
@@ -49,7 +49,7 @@ class Member(Struct, frozen=True, array_like=True):
     value: bytes
 
 
-class Batch(Struct, frozen=True):
+class Batch(Struct, frozen=True, gc=False):
     """An emitted batch. `from_ms` is the smallest event time of its members, which are in order."""
 
     id: str
@@ -61,7 +61,7 @@ class Batch(Struct, frozen=True):
     members: tuple[Member, ...]
 
 
-class Rejected(Struct, frozen=True):
+class Rejected(Struct, frozen=True, gc=False):
     """The message of this record is in no batch."""
 
     reason: Reason

@@ -184,7 +184,7 @@ def readable(payload: bytes, entity: bytes, type_: bytes, receipt_ms: int) -> Me
         return None
 
 
-class MemberDocument(msgspec.Struct, frozen=True):
+class MemberDocument(msgspec.Struct, frozen=True, gc=False):
     """A member in the batch document."""
 
     type: str
