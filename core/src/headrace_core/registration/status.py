@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.store import Idle, LastError, Store, key, number, parts
+from headrace_core.registration.store import Idle, LastError, Store, key, parts
 from headrace_core.registration.work import Work, document
 
 
@@ -21,8 +21,9 @@ def set_idle(work: Work, root: str, tid: str, state: str, since: int | None, at:
     store.put(key(b"Z", root, tid), Idle(state, since, at, store.sequence()))
     work.touch(root, tid)
     while store.total(root, "idle") > work.config.status_history:
-        oldest = next(iter(store.under(key(b"B", root))))[1]
-        forget(work, root, oldest.decode("utf-8", "surrogatepass"))
+        oldest = store.first_under(key(b"B", root))
+        assert oldest is not None
+        forget(work, root, oldest[1].decode("utf-8", "surrogatepass"))
 
 
 def forget(work: Work, root: str, tid: str) -> None:
@@ -68,7 +69,7 @@ def expire_idle(work: Work) -> None:
     """Forget idle ids whose retention is over; takes from the oldest end."""
     limit = work.now - work.config.status_retention
     while limit >= 0:
-        first = next(iter(work.store.span(b"A", b"A" + number(limit + 1))), None)
+        first = work.store.first_due(b"A", limit)
         if first is None:
             return
         root, tid = parts(b"A" + first[1], 2)[0]

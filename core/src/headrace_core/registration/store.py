@@ -19,16 +19,19 @@ So adding or evicting a cached message writes that message's key, its index and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
 
 from headrace_core.registration import topics
 from headrace_core.registration.message import Message, read_json
-from headrace_core.state import State
+from headrace_core.state import Item, State, first, hold
 
 PRIMARY = b"cntETGVPWMZL"
 METADATA, TELEMETRY = b"0", b"1"
+NEVER = 1 << 64
+CLOCK = b"cclock"
 
 
 class Entity(msgspec.Struct, frozen=True, array_like=True):
@@ -104,7 +107,25 @@ def number(value: int) -> bytes:
 
 def key(family: bytes, *parts: str) -> bytes:
     """A key of texts, each ended by NUL."""
-    return family + b"".join(p.encode("utf-8", "surrogatepass") + b"\0" for p in parts)
+    return family + _texts(parts)
+
+
+@lru_cache(256)
+def _texts(parts: tuple[str, ...]) -> bytes:
+    """One message asks for many keys of its entity."""
+    return "".join([part + "\0" for part in parts]).encode("utf-8", "surrogatepass")
+
+
+@lru_cache(4096)
+def counter_key(name: str) -> bytes:
+    """Key of a counter of the stage."""
+    return b"n" + name.encode()
+
+
+@lru_cache(4096)
+def tally_key(root: str, name: str) -> bytes:
+    """Key of a counter of a root."""
+    return key(b"t", root) + name.encode()
 
 
 def after(prefix: bytes) -> bytes:
@@ -112,10 +133,11 @@ def after(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
-def parts(raw: bytes, count: int) -> tuple[list[str], bytes]:
+@lru_cache(256)
+def parts(raw: bytes, count: int) -> tuple[tuple[str, ...], bytes]:
     """The first `count` texts of a key and what follows them."""
     pieces = raw[1:].split(b"\0", count)
-    return [p.decode("utf-8", "surrogatepass") for p in pieces[:count]], pieces[count]
+    return tuple([p.decode("utf-8", "surrogatepass") for p in pieces[:count]]), pieces[count]
 
 
 def derived(raw: bytes, value: bytes) -> dict[bytes, bytes]:
@@ -171,12 +193,31 @@ def sound(raw: bytes, value: bytes) -> bool:
 
 
 class Store:
-    """Typed access to a State. Writing a primary item keeps its index items right."""
+    """Typed access to a State. Writing a primary item keeps its index items right.
 
-    __slots__ = ("_state",)
+    With `keep`, over the writes of a chunk, numbers (clock, sequence, counters) are read once and written at its end,
+    and so is known what does not have to be looked for in the time indexes. Only one store of a chunk may keep.
+    """
 
-    def __init__(self, state: State) -> None:
+    __slots__ = ("_changed", "_earliest", "_keep", "_numbers", "_state")
+
+    def __init__(self, state: State, *, keep: bool = False) -> None:
         self._state = state
+        self._keep = keep and hold(state, self.settle)
+        self._numbers: dict[bytes, int] = {}
+        self._changed: set[bytes] = set()
+        self._earliest: dict[bytes, int] = {}
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this store may serve all records of a chunk."""
+        return self._keep
+
+    def settle(self) -> None:
+        """Write the numbers that have changed."""
+        for raw in sorted(self._changed):
+            self._state.put(raw, self._numbers[raw].to_bytes(8, "big", signed=True))
+        self._changed.clear()
 
     def get(self, raw: bytes, kind: type[T]) -> T | None:
         value = self._state.get(raw)
@@ -199,6 +240,7 @@ class Store:
         for index, item in now.items():
             if before.get(index) != item:
                 self._state.put(index, item)
+                self._earliest.pop(index[:1], None)
         if value is not None:
             self._state.put(raw, value)
         elif old is not None:
@@ -207,33 +249,59 @@ class Store:
     def delete(self, raw: bytes) -> None:
         self.write(raw, None)
 
-    def under(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def under(self, prefix: bytes) -> Iterator[Item]:
         """All items whose keys start with `prefix`, in order; do not write while reading."""
+        self.settle()
         return self._state.scan(prefix, after(prefix))
 
-    def span(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return self._state.scan(start, stop)
+    def first_under(self, prefix: bytes) -> Item | None:
+        """The first item whose key starts with `prefix`, which is no number's."""
+        return first(self._state, prefix, after(prefix))
+
+    def first_due(self, family: bytes, limit: int) -> Item | None:
+        """The first item of a time index, if its time is at or below `limit`."""
+        if self._keep and self._earliest.get(family, limit) > limit:
+            return None
+        found = self.first_under(family)
+        at = NEVER if found is None else int.from_bytes(found[0][1:9], "big")
+        self._earliest[family] = at
+        return found if at <= limit else None
 
     def number(self, raw: bytes) -> int:
+        if raw in self._numbers:
+            return self._numbers[raw]
         value = self._state.get(raw)
-        return 0 if value is None else int.from_bytes(value, "big", signed=True)
+        found = 0 if value is None else int.from_bytes(value, "big", signed=True)
+        if self._keep:
+            self._numbers[raw] = found
+        return found
+
+    def set_number(self, raw: bytes, value: int) -> None:
+        if self._keep:
+            self._numbers[raw] = value
+            self._changed.add(raw)
+        else:
+            self._state.put(raw, value.to_bytes(8, "big", signed=True))
 
     def add(self, raw: bytes, amount: int) -> int:
         """Add to a counter item (0 if it is missing) and return the sum."""
         total = self.number(raw) + amount
-        self._state.put(raw, total.to_bytes(8, "big", signed=True))
+        self.set_number(raw, total)
         return total
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter of the stage."""
-        self.add(b"n" + name.encode(), amount)
+        self.add(counter_key(name), amount)
 
     def tally(self, root: str, name: str, amount: int = 1) -> int:
         """Add to a counter of a root and return the sum."""
-        return self.add(key(b"t", root) + name.encode(), amount)
+        return self.add(tally_key(root, name), amount)
 
     def total(self, root: str, name: str) -> int:
-        return self.number(key(b"t", root) + name.encode())
+        return self.number(tally_key(root, name))
+
+    def has_entity(self, root: str, tid: str) -> bool:
+        return self._state.get(key(b"E", root, tid)) is not None
 
     def entity(self, root: str, tid: str) -> Entity | None:
         return self.get(key(b"E", root, tid), Entity)
@@ -265,7 +333,7 @@ class Store:
 
     @property
     def clock(self) -> int:
-        return self.number(b"cclock")
+        return self.number(CLOCK)
 
     def sequence(self) -> int:
         return self.add(b"csequence", 1)
