@@ -119,6 +119,10 @@ class BatchingStage:
         """The earliest deadline of an open batch."""
         return Batcher(state, self._config).next_due()
 
+    def follows_clock(self, state: State) -> bool:
+        """Ticks come at every interval while a batch is open (4.5)."""
+        return self.next_due(state) is not None
+
     def gauges(self, state: State) -> Mapping[str, int]:
         """The counters, and how much is open and remembered."""
         counted = dict.fromkeys(COUNTERS, 0)

@@ -68,6 +68,10 @@ class RegistrationStage:
         """Log time (ms) at which something pending or a status is over without further records."""
         return Engine(state, self._config).next_due()
 
+    def follows_clock(self, state: State) -> bool:
+        """Ticks come at every interval while anything is pending (section 1), whose age they show; not for a status."""
+        return Store(state).first_under(b"X") is not None
+
     def gauges(self, state: State) -> Mapping[str, int]:
         """Counters by name."""
         store = Store(state)
