@@ -1,4 +1,7 @@
-"""`python -m bench engines [--json] [--quick] [--plot FILE]`: figures of the engines; the last line is one JSON object."""
+"""`python -m bench engines [--json] [--quick] [--plot FILE]`: figures of the engines.
+
+With `--json` the last line is one JSON object with all of them.
+"""
 
 from __future__ import annotations
 

@@ -117,22 +117,20 @@ def figures(*, quick: bool) -> list[Figure]:
 
 
 def open_batches(size: int, probe: int, base: MemoryState, started: int) -> list[tuple[Message, int]]:
-    """Grow `base` from `started` to `size` open batches, a source each; `probe` messages that join some of them."""
+    """Grow `base` from `started` to `size` open batches, a source each; `probe` messages that join as many of them."""
     config = BatchingConfig(timeout=10**9)
     for first in range(started, size, 50_000):
         numbers = range(first, min(size, first + 50_000))
         run_batcher(config, base, [(Message(f"te/device/d{n:07d}//", "a", START_MS, b"1"), START_MS) for n in numbers])
-    dice = random.Random(size)
-    sources = [f"te/device/d{dice.randrange(size):07d}//" for _ in range(probe)]
-    return [(Message(source, f"p{size}.{at}", START_MS, b"1"), START_MS) for at, source in enumerate(sources)]
+    sources = [f"te/device/d{n:07d}//" for n in random.Random(size).sample(range(size), probe)]
+    return [(Message(source, f"p{size}", START_MS, b"1"), START_MS) for source in sources]
 
 
 def one_source(size: int, probe: int, base: MemoryState, started: int) -> list[tuple[Message, int]]:
-    """Grow one source to `size` open batches with windows of 1 ms; `probe` messages that join some of them."""
+    """Grow one source to `size` open batches with windows of 1 ms; `probe` messages that join as many of them."""
     config = BatchingConfig(timeout=10**9, window=0)
     for first in range(started, size, 50_000):
         numbers = range(first, min(size, first + 50_000))
         run_batcher(config, base, [(Message("s", "a", START_MS + 2 * n, b"1"), START_MS) for n in numbers])
-    dice = random.Random(size)
-    places = [dice.randrange(size) for _ in range(probe)]
-    return [(Message("s", f"p{size}.{at}", START_MS + 2 * n, b"1"), START_MS) for at, n in enumerate(places)]
+    places = random.Random(size).sample(range(size), probe)
+    return [(Message("s", f"p{size}", START_MS + 2 * n, b"1"), START_MS) for n in places]

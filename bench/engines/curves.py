@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from bench.engines import batching, registration
@@ -14,7 +15,7 @@ from headrace_core.state import MemoryState
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 QUICK_SIZES = (1_000, 10_000)
 FLAT = 1.5
-PROBE = 5_000
+PROBE, PARTS = 1_000, 5
 LATE = BatchingConfig(timeout=10**9, window=0)
 
 
@@ -26,26 +27,36 @@ class Curve(NamedTuple):
     run: Callable[[MemoryState, Any], object]
 
 
+def _pass(base: MemoryState, messages: Any) -> object:
+    return registration.run_engine(registration.CONFIG, base, messages)
+
+
+def _cache(base: MemoryState, messages: Any) -> object:
+    return registration.run_engine(registration.WIDE, base, messages)
+
+
+def _batch(base: MemoryState, messages: Any) -> object:
+    return batching.run_batcher(LATE, base, messages)
+
+
 CURVES = (
-    Curve("registered entities", registration.entities, lambda b, m: registration.run_engine(registration.CONFIG, b, m)),
-    Curve("cached messages", registration.cached, lambda b, m: registration.run_engine(registration.WIDE, b, m)),
-    Curve("open batches", batching.open_batches, lambda b, m: batching.run_batcher(LATE, b, m)),
-    Curve("open batches of one source", batching.one_source, lambda b, m: batching.run_batcher(LATE, b, m)),
-)  # fmt: skip
+    Curve("registered entities", registration.entities, _pass),
+    Curve("pending entities", registration.cached, _cache),
+    Curve("open batches", batching.open_batches, _batch),
+    Curve("open batches of one source", batching.one_source, _batch),
+)
 
 
 def measure(curve: Curve, sizes: tuple[int, ...]) -> dict[int, float]:
     """CPU microseconds a message by size, all on one state that grows."""
     base, before, found = MemoryState(), 0, dict[int, float]()
     for size in sizes:
-        parts = [curve.grow(size, PROBE, base, before if part == 0 else size) for part in range(1)]
+        messages = curve.grow(size, PROBE, base, before)
         before = size
-        messages = parts[0]
-        thirds = [messages[at::3] for at in range(3)]  # each message is new only once, so three runs of a third
-        left = iter(thirds)
-        curve.run(base, next(left))
-        seconds = cpu_seconds(lambda part: curve.run(base, part), lambda: next(left), runs=2)
-        found[size] = seconds / (len(messages) // 3) * 1e6
+        parts = [messages[at::PARTS] for at in range(PARTS)]  # a message is new only once, so no part comes again
+        curve.run(base, parts.pop())  # the first one sorts in what has grown
+        seconds = cpu_seconds(partial(curve.run, base), parts.pop, runs=PARTS - 1)
+        found[size] = seconds / (PROBE // PARTS) * 1e6
     return found
 
 

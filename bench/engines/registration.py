@@ -126,10 +126,9 @@ WIDE = RegistrationConfig(
 
 
 def cached(size: int, probe: int, base: MemoryState, started: int) -> list[Call]:
-    """Grow `base` from `started` to `size` cached messages, 20 an entity; `probe` more of the same entities."""
+    """Grow `base` from `started` to `size` pending entities with a message each; `probe` more, one each."""
     for first in range(started, size, 50_000):
         numbers = range(first, min(size, first + 50_000))
-        run_engine(WIDE, base, [(f"te/line/a/cell/c{n // 20:06d}/m/t", b"{}", False, START_MS, n) for n in numbers])
-    dice = random.Random(size)
-    cells = [dice.randrange(size // 20) for _ in range(probe)]
-    return [(f"te/line/a/cell/c{cell:06d}/m/t", b"{}", False, START_MS, at) for at, cell in enumerate(cells)]
+        run_engine(WIDE, base, [(f"te/line/a/cell/c{n:07d}/m/t", b"{}", False, START_MS, n) for n in numbers])
+    cells = random.Random(size).sample(range(size), probe)
+    return [(f"te/line/a/cell/c{cell:07d}/m/t", b"{}", False, START_MS, at) for at, cell in enumerate(cells)]
