@@ -33,7 +33,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     @property
     def size(self) -> int:
         """Bytes of topic and payload (section 2)."""
-        return len(self.topic.encode("utf-8", "surrogatepass")) + len(self.payload)
+        topic = self.topic
+        return (len(topic) if topic.isascii() else len(topic.encode("utf-8", "surrogatepass"))) + len(self.payload)
 
 
 def _no_constant(name: str) -> Any:

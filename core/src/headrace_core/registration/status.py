@@ -79,7 +79,7 @@ def expire_idle(work: Work) -> None:
 def status_document(store: Store, ttl: int, root: str, tid: str) -> dict[str, Any]:
     """The status of section 13 without what depends on other entities or on the clock."""
     head: dict[str, Any] = {"@topic-id": tid, "root": root}
-    entity, entry, idle = store.entity(root, tid), store.pending(root, tid), store.idle(root, tid)
+    entity, entry = store.entity(root, tid), store.pending(root, tid)
     if entity is not None:
         head |= {"state": "registered", "since": entity.since}
         head |= document(tid, entity) | {"automatic": entity.automatic}
@@ -91,7 +91,7 @@ def status_document(store: Store, ttl: int, root: str, tid: str) -> dict[str, An
         head["cached"] = {"telemetry": entry.telemetry, "metadata": entry.metadata, "bytes": size}
         if waiting is not None:
             head["@type"] = waiting.type
-    elif idle is not None:
+    elif (idle := store.idle(root, tid)) is not None:
         head |= {"state": idle.state, "since": idle.since}
     else:
         head |= {"state": "unknown", "since": None}

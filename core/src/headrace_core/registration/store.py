@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -61,6 +61,11 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     @property
     def waiting(self) -> bool:
         return self.waiting_bytes >= 0
+
+    @property
+    def place(self) -> tuple[int, int, bool]:
+        """What its index items depend on."""
+        return self.since, self.seq, self.suitable > 0
 
     @property
     def empty(self) -> bool:
@@ -142,27 +147,30 @@ def parts(raw: bytes, count: int) -> tuple[tuple[str, ...], bytes]:
 
 def derived(raw: bytes, value: bytes) -> dict[bytes, bytes]:
     """Index items that follow from one primary item."""
-    family = raw[:1]
-    if family not in b"EPWMZ" or not family:
-        return {}
+    kind = INDEXED.get(raw[:1])
+    return {} if kind is None else index_items(raw, msgspec.msgpack.decode(value, type=kind))
+
+
+def index_items(raw: bytes, value: object) -> dict[bytes, bytes]:
+    """Index items that follow from one primary item, which has been read."""
     (root, tid), rest = parts(raw, 2)
     name = tid.encode("utf-8", "surrogatepass")
-    if family == b"E":
-        entity = msgspec.msgpack.decode(value, type=Entity)
-        items = {key(b"K", root, entity.parent or "", tid): b""}
-        if entity.type != "device":
-            items[key(b"I", root, entity.id)] = name
-        return items
-    if family == b"P":
-        return _derived_pending(root, tid, msgspec.msgpack.decode(value, type=Pending))
-    if family == b"W":
-        waiting = msgspec.msgpack.decode(value, type=Waiting)
-        return {key(b"Q", root, waiting.parent) + number(waiting.order): name}
-    if family == b"M":
-        return {key(b"O", root) + rest[1:]: name} if rest[:1] == TELEMETRY else {}
-    idle = msgspec.msgpack.decode(value, type=Idle)
-    place = number(idle.at) + number(idle.seq)
-    return {b"A" + place: key(b"", root, tid), key(b"B", root) + place: name}
+    match value:
+        case Cached():
+            return {key(b"O", root) + rest[1:]: name} if rest[:1] == TELEMETRY else {}
+        case Pending():
+            return _derived_pending(root, tid, value)
+        case Entity():
+            items = {key(b"K", root, value.parent or "", tid): b""}
+            if value.type != "device":
+                items[key(b"I", root, value.id)] = name
+            return items
+        case Waiting():
+            return {key(b"Q", root, value.parent) + number(value.order): name}
+        case Idle():
+            place = number(value.at) + number(value.seq)
+            return {b"A" + place: key(b"", root, tid), key(b"B", root) + place: name}
+    return {}
 
 
 def _derived_pending(root: str, tid: str, entry: Pending) -> dict[bytes, bytes]:
@@ -173,7 +181,8 @@ def _derived_pending(root: str, tid: str, entry: Pending) -> dict[bytes, bytes]:
     return items
 
 
-VALUES: dict[bytes, type] = {b"E": Entity, b"P": Pending, b"W": Waiting, b"M": Cached, b"Z": Idle, b"L": LastError}
+INDEXED: dict[bytes, type] = {b"E": Entity, b"P": Pending, b"W": Waiting, b"M": Cached, b"Z": Idle}
+VALUES: dict[bytes, type] = INDEXED | {b"L": LastError}
 
 
 def sound(raw: bytes, value: bytes) -> bool:
@@ -196,10 +205,11 @@ class Store:
     """Typed access to a State. Writing a primary item keeps its index items right.
 
     With `keep`, over the writes of a chunk, numbers (clock, sequence, counters) are read once and written at its end,
-    and so is known what does not have to be looked for in the time indexes. Only one store of a chunk may keep.
+    items are decoded once, and it is known what does not have to be looked for in the time indexes. Only one store of a
+    chunk may keep.
     """
 
-    __slots__ = ("_changed", "_earliest", "_keep", "_numbers", "_state")
+    __slots__ = ("_changed", "_earliest", "_items", "_keep", "_numbers", "_state")
 
     def __init__(self, state: State, *, keep: bool = False) -> None:
         self._state = state
@@ -207,6 +217,7 @@ class Store:
         self._numbers: dict[bytes, int] = {}
         self._changed: set[bytes] = set()
         self._earliest: dict[bytes, int] = {}
+        self._items: dict[bytes, Any] = {}
 
     @property
     def keeps(self) -> bool:
@@ -220,20 +231,50 @@ class Store:
         self._changed.clear()
 
     def get(self, raw: bytes, kind: type[T]) -> T | None:
+        if raw in self._items:
+            found: T | None = self._items[raw]
+            return found
         value = self._state.get(raw)
-        return None if value is None else msgspec.msgpack.decode(value, type=kind)
+        found = None if value is None else msgspec.msgpack.decode(value, type=kind)
+        if self._keep:
+            self._items[raw] = found
+        return found
 
     def raw(self, raw: bytes) -> bytes | None:
         return self._state.get(raw)
 
     def put(self, raw: bytes, value: object) -> None:
-        self.write(raw, _encode(value))
+        """Set a primary item and its index items."""
+        if raw[:1] in INDEXED:
+            self._index(raw, self.get(raw, INDEXED[raw[:1]]), value)
+        if self._keep:
+            self._items[raw] = value
+        self._state.put(raw, _encode(value))
 
     def write(self, raw: bytes, value: bytes | None) -> None:
-        """Set (or with None delete) a primary item and its index items."""
-        old = self._state.get(raw)
-        before = {} if old is None else derived(raw, old)
-        now = {} if value is None else derived(raw, value)
+        """`put` of an encoded value, or with None `delete`."""
+        if value is None:
+            self.delete(raw)
+        elif raw[:1] in VALUES:
+            self.put(raw, msgspec.msgpack.decode(value, type=VALUES[raw[:1]]))
+        else:
+            self._state.put(raw, value)
+
+    def delete(self, raw: bytes) -> None:
+        """Delete a primary item, if it is there, and its index items."""
+        if raw[:1] in INDEXED:
+            self._index(raw, self.get(raw, INDEXED[raw[:1]]), None)
+        if self._state.get(raw) is not None:
+            self._state.delete(raw)
+        if raw in self._items:
+            self._items[raw] = None
+
+    def _index(self, raw: bytes, old: object, new: object) -> None:
+        """Bring the index items from those of `old` to those of `new`."""
+        if isinstance(old, Pending) and isinstance(new, Pending) and old.place == new.place:
+            return
+        before = {} if old is None else index_items(raw, old)
+        now = {} if new is None else index_items(raw, new)
         for index in before:
             if index not in now:
                 self._state.delete(index)
@@ -241,13 +282,6 @@ class Store:
             if before.get(index) != item:
                 self._state.put(index, item)
                 self._earliest.pop(index[:1], None)
-        if value is not None:
-            self._state.put(raw, value)
-        elif old is not None:
-            self._state.delete(raw)
-
-    def delete(self, raw: bytes) -> None:
-        self.write(raw, None)
 
     def under(self, prefix: bytes) -> Iterator[Item]:
         """All items whose keys start with `prefix`, in order; do not write while reading."""
@@ -285,7 +319,7 @@ class Store:
 
     def add(self, raw: bytes, amount: int) -> int:
         """Add to a counter item (0 if it is missing) and return the sum."""
-        total = self.number(raw) + amount
+        total = self._numbers[raw] + amount if raw in self._numbers else self.number(raw) + amount
         self.set_number(raw, total)
         return total
 

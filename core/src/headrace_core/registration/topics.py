@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from headrace_core.registration.config import MAIN
@@ -93,6 +94,7 @@ def check_twin_key(key: str) -> None:
         raise Refusal("invalid_twin_key", f"{key!r} cannot be a twin key")
 
 
+@lru_cache(1024)
 def default_type(entity: str) -> str | None:
     """The type that a topic of the default scheme suggests (section 4), or None for a custom topic id."""
     if entity == MAIN:
