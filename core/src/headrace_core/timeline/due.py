@@ -11,6 +11,8 @@ from heapq import merge
 
 from headrace_core.timeline import keys
 from headrace_core.timeline.context import Context
+from headrace_core.timeline.message import Message
+from headrace_core.timeline.settings import MAX_MS
 from headrace_core.timeline.store import first_timestamp
 
 
@@ -23,11 +25,28 @@ def buckets_of(context: Context, asked: list[int] | None) -> range | list[int]:
     return range(context.partition, context.settings.bucket_count, context.settings.partitions)
 
 
-def due_ids(context: Context, asked: list[int] | None) -> Iterator[bytes]:
-    """Ids of due messages in poll order, lazily: write nothing while reading."""
+def due_entries(context: Context, asked: list[int] | None) -> Iterator[tuple[int, bytes]]:
+    """Timestamp and id of index entries that are due, in poll order, lazily: write nothing while reading."""
     found = [_due_in(context, bucket) for bucket in due_buckets(context, asked)]
     ordered = found[0] if len(found) == 1 else merge(*found)
-    return (entry[8:] for entry in ordered)
+    return ((int.from_bytes(entry[:8]), entry[8:]) for entry in ordered)
+
+
+def stands_at(message: Message, timestamp: int) -> bool:
+    """Does the record agree with its index entry? The record is the one source of truth (section 13.7)."""
+    return not message.deleted and not message.parked and message.timestamp == timestamp
+
+
+def next_timestamp(context: Context) -> int | None:
+    """The first timestamp of the partition, exactly; hints are raised until the lowest of them is true."""
+    heads = context.store.heads
+    buckets = buckets_of(context, None)
+    while True:
+        bucket = min(buckets, key=lambda each: heads.get(each, 0))
+        bound = heads.get(bucket, 0)
+        heads[bucket] = first_timestamp(context.store.state, bucket, min(bound, MAX_MS))
+        if heads[bucket] == bound:
+            return bound if bound <= MAX_MS else None
 
 
 def due_buckets(context: Context, asked: list[int] | None) -> list[int]:

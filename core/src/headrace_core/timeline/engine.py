@@ -19,6 +19,7 @@ from headrace_core.timeline.refusals import Refused, bad_request
 from headrace_core.timeline.settings import Settings, decode_settings
 from headrace_core.timeline.shape import Args
 from headrace_core.timeline.store import Store
+from headrace_core.timeline.verify import verify
 
 Operation = Callable[[Context, Args], Answer]
 
@@ -56,6 +57,7 @@ SYSTEM: dict[str, Operation] = {
     "freeze": system.freeze,
     "unfreeze": system.unfreeze,
     "drop": system.drop,
+    "verify": verify,
     "subscribe": system.subscribe,
     "unsubscribe": system.unsubscribe,
     "buffer_in": buffer.buffer_in,
@@ -80,19 +82,25 @@ class Engine:
     def __init__(self, settings: Settings, partition: int | None = None) -> None:
         self._settings = settings
         self._partition = partition
-        self._heads: dict[int, int] = {}
+        self.heads: dict[int, int] = {}
 
     def forget(self) -> None:
-        self._heads.clear()
+        self.heads.clear()
 
     def settings(self, state: State) -> Settings:
         """The settings in force."""
         raw = state.get(keys.SETTINGS)
         return self._settings if raw is None else decode_settings(raw)
 
-    def apply(self, state: State, at_ms: int, op: str, args: Args, reply: bytes = b"") -> Outcome:
-        """Apply one record with append time `at_ms`. `reply`: where a poll that stays is answered, kept with it."""
-        store = Store(state, self._heads)
+    def apply(
+        self, state: State, at_ms: int, op: str, args: Args, *, reply: bytes = b"", refused: Refused | None = None
+    ) -> Outcome:
+        """Apply one record with append time `at_ms`.
+
+        `reply`: where a poll that stays is answered, kept with it. `refused`: the record was refused before it got
+        here (unreadable, in another partition's log); the clock and the due work go on all the same.
+        """
+        store = Store(state, self.heads)
         if at_ms > store.clock.now_ms:
             store.clock = replace(store.clock, now_ms=at_ms)
         now_ms, effects = store.clock.now_ms, list[Any]()
@@ -102,7 +110,7 @@ class Engine:
         served = [served_document(effect) for effect in effects if isinstance(effect, polls.Served)]
         if effects:
             store.flush()
-        answer = _answer(context, op, args)
+        answer = _answer(context, op, args) if refused is None else refused.answer()
         store.flush()
         return Outcome(answer | {"now": now_ms, "emitted": emitted, "served": served}, effects)
 

@@ -100,3 +100,4 @@ class Clock(msgspec.Struct, frozen=True, array_like=True):
     live: int = 0
     parked: int = 0
     tombstones: int = 0
+    repairs: int = 0

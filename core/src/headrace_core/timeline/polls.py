@@ -9,14 +9,13 @@ A waiter is answered once. It is never granted anything at or after its end, nor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
 
 from headrace_core.timeline import keys, shape
 from headrace_core.timeline.context import Answer, Context
-from headrace_core.timeline.due import due_buckets, due_ids
+from headrace_core.timeline.due import buckets_of, due_buckets, due_entries, stands_at
 from headrace_core.timeline.holder import exhausted, granted, lease_document
 from headrace_core.timeline.message import Message, Waiter
 from headrace_core.timeline.refusals import Refused, bad_request
@@ -52,6 +51,7 @@ class Plan:
 
     park: list[tuple[bytes, Message]]
     grant: list[tuple[bytes, Message]]
+    stray: list[tuple[int, bytes]]
     has_more: bool
 
 
@@ -85,16 +85,22 @@ def poll(context: Context, args: Args) -> Answer:
 def _plan(context: Context, buckets: list[int] | None, limit: int) -> Plan:
     """Messages on the way whose deliveries are used up are parked and do not count (section 9.2)."""
     park, grant = list[tuple[bytes, Message]](), list[tuple[bytes, Message]]()
-    found = due_ids(context, buckets)
-    for id_ in found:
-        message = context.live(id_)
-        (park if exhausted(context, message) else grant).append((id_, message))
-        if len(grant) == limit:
+    stray, has_more = list[tuple[int, bytes]](), False
+    for timestamp, id_ in due_entries(context, buckets):
+        message = context.store.message(id_)
+        if message is None or not stands_at(message, timestamp):
+            stray.append((timestamp, id_))
+        elif len(grant) == limit:
+            has_more = True
             break
-    return Plan(park, grant, any(True for _ in islice(found, 1)))
+        else:
+            (park if exhausted(context, message) else grant).append((id_, message))
+    return Plan(park, grant, stray, has_more)
 
 
 def _grant(context: Context, plan: Plan, consumer: str, expires_at: int) -> Answer:
+    for timestamp, id_ in plan.stray:
+        context.store.remove_stray(buckets_of(context, None), timestamp, id_)
     for id_, message in plan.park:
         _park(context, id_, message)
     leases = []
@@ -169,12 +175,18 @@ def unwait(context: Context, args: Args) -> Answer:
     return {"ok": True, "withdrawn": waiter is not None}
 
 
+def gone(context: Context, id_: bytes) -> bool:
+    message = context.store.message(id_)
+    return message is None or message.deleted
+
+
 def with_bodies(context: Context, answer: Answer) -> Answer:
     """The same answer with bodies, up to 900 KB of them; what is gone or too much is left out (section 9.6)."""
     left, leases = MAX_BODIES, []
     for lease in answer.get("leases", ()):
-        body = context.store.body(lease["id"].encode())
-        if len(body) <= left:
+        id_ = lease["id"].encode()
+        body = context.store.body(id_)
+        if len(body) <= left and not (answer.get("replayed") and gone(context, id_)):
             left -= len(body)
             leases.append(lease | {"body": body})
         else:

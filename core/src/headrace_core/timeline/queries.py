@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace_core.timeline import keys, shape
 from headrace_core.timeline.context import Answer, Context
-from headrace_core.timeline.due import buckets_of, due_ids
+from headrace_core.timeline.due import buckets_of, due_entries
 from headrace_core.timeline.load import LAST, MAX_SLOTS, tally
 from headrace_core.timeline.message import AVAILABLE, PARKED, STATUSES, Message
 from headrace_core.timeline.refusals import Refused, bad_request
@@ -58,7 +58,7 @@ def read_body(context: Context, args: Args) -> Answer:
 def due(context: Context, args: Args) -> Answer:
     """Available messages in poll order."""
     buckets = shape.buckets(args, context.settings.bucket_count)
-    return {"ok": True, "ids": [id_.decode() for id_ in due_ids(context, buckets)]}
+    return {"ok": True, "ids": [id_.decode() for _, id_ in due_entries(context, buckets)]}
 
 
 def count(context: Context, args: Args) -> Answer:

@@ -10,6 +10,8 @@ raises it; an unknown bucket has none. Dropping them at any time changes no answ
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from headrace_core.state import State
@@ -22,6 +24,7 @@ _messages = msgspec.msgpack.Decoder(Message)
 _clocks = msgspec.msgpack.Decoder(Clock)
 _waiters = msgspec.msgpack.Decoder(Waiter)
 _remembered = msgspec.msgpack.Decoder(Remembered)
+DERIVED = b"celopqtvx"
 Slots = dict[bytes, list[int]]
 
 
@@ -96,6 +99,12 @@ class Store:
         if message.source is not None and not message.deleted:
             change["buffered"] = self.clock.buffered + by
         self.clock = msgspec.structs.replace(self.clock, **change)
+
+    def remove_stray(self, buckets: Iterable[int], timestamp: int, id_: bytes) -> None:
+        """An index entry without its record: removed and counted (section 13.7)."""
+        for bucket in buckets:
+            self.state.delete(keys.time_key(bucket, timestamp, id_))
+        self.clock = msgspec.structs.replace(self.clock, repairs=self.clock.repairs + 1)
 
     def body(self, id_: bytes) -> bytes:
         return self.state.get(keys.body_key(id_)) or b""
@@ -209,6 +218,14 @@ def derive(state: State, key: bytes, value: bytes) -> None:
         state.put(keys.request_age_key(_remembered.decode(value).at_ms, key[1:]), b"")
     elif key[:1] == b"w":
         state.put(keys.waiter_end_key(_waiters.decode(value).end_ms, int.from_bytes(key[1:])), b"")
+
+
+def derived_families(state: State) -> dict[bytes, bytes]:
+    """All derived items that are there."""
+    found: dict[bytes, bytes] = {}
+    for family in DERIVED:
+        found.update(state.scan(bytes([family]), bytes([family + 1])))
+    return found
 
 
 def first_timestamp(state: State, bucket: int, from_ms: int) -> int:

@@ -20,6 +20,7 @@ from headrace_core.timeline.refusals import Refused, bad_request
 from headrace_core.timeline.requests import alive
 from headrace_core.timeline.settings import encode_settings
 from headrace_core.timeline.shape import Args
+from headrace_core.timeline.store import DERIVED
 
 PURGE_LIMIT = 1_000
 KEEP_ALIVE_MS = 30_000
@@ -120,7 +121,7 @@ def drop(context: Context, _args: Args) -> Answer:
     for sequence, waiter in store.waiters():
         answer_waiter(context, sequence, waiter, empty())
     store.flush()
-    for family in b"mbrwtlopxqcev":
+    for family in b"mbrw" + DERIVED:
         start = bytes([family])
         for key in [key for key, _ in store.state.scan(start, start + keys.END)]:
             store.state.delete(key)
