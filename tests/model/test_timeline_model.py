@@ -427,7 +427,7 @@ class Model:
     # reads
 
     def get(self, args: dict[str, Any]) -> dict[str, Any]:
-        id_ = name(args.get("id"))
+        id_ = args.get("id")
         m = self.known(id_)
         shown = {k: getattr(m, k) for k in ("timestamp", "lock", "group", "version", "lease_version", "due_at")}
         status = self.status(m)
@@ -435,7 +435,7 @@ class Model:
         return {"ok": True, "id": id_, "deliveries": m.deliveries, "created_at": m.created_at, **shown, **more}
 
     def read_body(self, args: dict[str, Any]) -> dict[str, Any]:
-        m = self.known(name(args.get("id")))
+        m = self.known(args.get("id"))
         holder = self.status(m) == "processing" and m.lock == args.get("consumer")
         if m.group != args.get("group") and not holder:
             raise No("NOT_ALLOWED")
@@ -516,7 +516,8 @@ class Model:
     def drop(self, _args: dict[str, Any]) -> dict[str, Any]:
         if self.leased_ids():
             raise No("LEASE_ACTIVE", ids=self.leased_ids())
-        self.messages, self.waits, self.memory, self.frozen = {}, [], {}, False
+        self.messages, self.waits, self.memory = {}, [], {}
+        self.frozen = self.buffers = False
         return {"ok": True}
 
     def buffer_in(self, args: dict[str, Any]) -> dict[str, Any]:

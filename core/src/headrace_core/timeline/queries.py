@@ -10,7 +10,7 @@ from headrace_core.timeline.context import Answer, Context
 from headrace_core.timeline.due import buckets_of, due_entries
 from headrace_core.timeline.load import LAST, MAX_SLOTS, tally
 from headrace_core.timeline.message import AVAILABLE, PARKED, STATUSES, Message
-from headrace_core.timeline.refusals import Refused, bad_request
+from headrace_core.timeline.refusals import NOT_FOUND, Refused, bad_request
 from headrace_core.timeline.settings import MAX_MS
 from headrace_core.timeline.shape import Args
 
@@ -20,9 +20,17 @@ MAX_LOOKED_AT = 10_000
 
 
 def get(context: Context, args: Args) -> Answer:
-    """All fields without the body, status, leased."""
-    id_ = shape.identifier(args)
+    """All fields without the body, status, leased. Its only check is: unknown."""
+    id_ = _asked(args)
     return {"ok": True} | document(id_, context.live(id_), context.now_ms)
+
+
+def _asked(args: Args) -> bytes:
+    """`get` and `read_body` know no shape check (section 5): what cannot be an id is unknown."""
+    try:
+        return shape.identifier(args)
+    except Refused:
+        raise Refused(NOT_FOUND) from None
 
 
 def document(id_: bytes, message: Message, now_ms: int) -> dict[str, Any]:
@@ -46,11 +54,10 @@ def document(id_: bytes, message: Message, now_ms: int) -> dict[str, Any]:
 
 def read_body(context: Context, args: Args) -> Answer:
     """For the owner, and for the holder of an active lease (section 7)."""
-    id_ = shape.identifier(args)
-    group, consumer = shape.optional_text(args, "group"), shape.optional_text(args, "consumer")
+    id_ = _asked(args)
     message = context.live(id_)
-    holder = consumer is not None and message.lock == consumer and message.leased(context.now_ms)
-    if message.group != group and not holder:
+    holder = message.leased(context.now_ms) and message.lock == args.get("consumer")
+    if message.group != args.get("group") and not holder:
         raise Refused("NOT_ALLOWED")
     return {"ok": True, "body": context.store.body(id_)}
 

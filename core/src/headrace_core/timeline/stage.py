@@ -75,8 +75,10 @@ class TimelineStage:
 
     def next_due(self, state: State) -> int | None:
         """Log time (ms) of the next due work (3.4): a waiter's end, a waiter with a message, the time buffer."""
-        partition = min(self._engines) if len(self._engines) == 1 else None
-        heads = self._engines[partition].heads if partition is not None else {}
+        partition, heads = None, dict[int, int]()
+        if len(self._engines) == 1:
+            partition, engine = next(iter(self._engines.items()))
+            heads = dict(engine.heads)  # a copy: `state` may be older than the chunk that the engine is in
         store = Store(state, heads)
         context = Context(store, self._settings, store.clock.now_ms, partition, [])
         times = [int.from_bytes(key[1:9]) for key in store.scan(b"v", b"v" + keys.END, 1)]

@@ -129,7 +129,7 @@ def drop(context: Context, _args: Args) -> Answer:
         store.state.delete(key)
     store.heads.clear()
     before = store.clock
-    store.clock = Clock(before.now_ms, before.degraded, sequence=before.sequence, buffers=before.buffers)
+    store.clock = Clock(before.now_ms, before.degraded, sequence=before.sequence)
     return {"ok": True}
 
 
