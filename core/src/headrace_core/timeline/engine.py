@@ -67,10 +67,14 @@ OPERATIONS = CHANGES | READS | SYSTEM
 
 
 class Outcome(NamedTuple):
-    """`answer` has now, emitted, served beside its own members; `effects`: Served, Parked, Emitted in order."""
+    """`answer` has now, emitted, served beside its own members; `effects`: Served, Parked, Emitted in order.
+
+    `before_ms`: NOW before this record.
+    """
 
     answer: Answer
     effects: list[Any]
+    before_ms: int
 
 
 class Engine:
@@ -101,6 +105,7 @@ class Engine:
         here (unreadable, in another partition's log); the clock and the due work go on all the same.
         """
         store = Store(state, self.heads)
+        before_ms = store.clock.now_ms
         if at_ms > store.clock.now_ms:
             store.clock = replace(store.clock, now_ms=at_ms)
         now_ms, effects = store.clock.now_ms, list[Any]()
@@ -112,7 +117,7 @@ class Engine:
             store.flush()
         answer = _answer(context, op, args) if refused is None else refused.answer()
         store.flush()
-        return Outcome(answer | {"now": now_ms, "emitted": emitted, "served": served}, effects)
+        return Outcome(answer | {"now": now_ms, "emitted": emitted, "served": served}, effects, before_ms)
 
 
 def served_document(served: polls.Served) -> Answer:

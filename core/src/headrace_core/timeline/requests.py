@@ -23,10 +23,16 @@ from headrace_core.timeline.shape import Args
 
 
 def fingerprint(op: str, args: Args) -> bytes:
-    """16 bytes of operation and arguments; the order of the members does not matter."""
+    """16 bytes of operation and arguments; the order of the members does not matter.
+
+    Arguments that msgspec does not write (beyond 64 bits, half a surrogate pair) are written by `json`, escaped.
+    """
     named = {name: value for name, value in args.items() if name != "request_id" and value is not None}
-    text = json.dumps([op, named], sort_keys=True, default=_bytes)
-    return blake2b(text.encode(), digest_size=16).digest()
+    try:
+        raw = msgspec.json.encode((op, named), order="sorted")
+    except (OverflowError, UnicodeEncodeError):
+        raw = json.dumps([op, named], sort_keys=True, default=_bytes).encode()
+    return blake2b(raw, digest_size=16).digest()
 
 
 def _bytes(value: object) -> str:

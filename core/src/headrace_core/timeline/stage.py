@@ -19,7 +19,6 @@ from headrace_core.timeline.buffer import Emitted
 from headrace_core.timeline.context import Answer, Context
 from headrace_core.timeline.due import next_timestamp
 from headrace_core.timeline.engine import CHANGES, READS, Engine, Outcome
-from headrace_core.timeline.message import Clock
 from headrace_core.timeline.polls import Parked, Served, with_bodies
 from headrace_core.timeline.refusals import Refused
 from headrace_core.timeline.settings import Settings
@@ -49,7 +48,6 @@ class TimelineStage:
         """Apply one command record; see headrace_core.stage.Stage."""
         engine = self.engine(record.partition)
         counters = Counters(state)
-        _count_step(state, record, counters)
         to = wire.address(record)
         op, args, refused = "", dict[str, Any](), None
         try:
@@ -60,11 +58,14 @@ class TimelineStage:
         reply = b"" if to is None else msgspec.msgpack.encode(to)
         outcome = engine.apply(state, record.append_ms, op, args, reply=reply, refused=refused)
         _count(counters, op, outcome)
+        if outcome.before_ms and record.append_ms > outcome.before_ms + STEP_MS:
+            counters.add("clock_steps")
         outputs = Outputs(self.name, record, emit)
-        store = Store(state, {})
-        context = Context(store, engine.settings(state), store.clock.now_ms, record.partition, [])
-        for effect in outcome.effects:
-            _put_out(outputs, context, effect)
+        if outcome.effects:
+            store = Store(state, {})
+            context = Context(store, engine.settings(state), store.clock.now_ms, record.partition, [])
+            for effect in outcome.effects:
+                _put_out(outputs, context, effect)
         if outcome.answer.get("code") == "MISROUTED":
             outputs.misrouted()
         outputs.answer(to, op, outcome.answer)
@@ -122,13 +123,6 @@ class Counters:
     def add(self, name: str, by: int = 1) -> None:
         key = b"n" + name.encode()
         self._state.put(key, (int.from_bytes(self._state.get(key) or b"") + by).to_bytes(8))
-
-
-def _count_step(state: State, record: Record, counters: Counters) -> None:
-    raw = state.get(keys.CLOCK)
-    before = 0 if raw is None else msgspec.msgpack.decode(raw, type=Clock).now_ms
-    if before and record.append_ms > before + STEP_MS:
-        counters.add("clock_steps")
 
 
 def _count(counters: Counters, op: str, outcome: Outcome) -> None:
