@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace_core.partitioner import partition_of
@@ -25,7 +26,7 @@ class Runner:
     """Runs the steps of one vector on one engine; each record is a chunk of its own."""
 
     def __init__(self, settings: dict[str, Any], always_restore: bool) -> None:
-        self.settings = Settings(**settings)
+        self.settings = msgspec.convert(settings, Settings)
         self.state, self.engine = MemoryState(), Engine(self.settings)
         self.made = 0
         self.always_restore = always_restore

@@ -503,6 +503,21 @@ class Model:
     def leased_ids(self) -> list[str]:
         return sorted((i for i, m in self.live() if self.status(m) == "processing"), key=str.encode)
 
+    def unwait(self, args: dict[str, Any]) -> dict[str, Any]:
+        found = [w for w in self.waits if w.number == integer(args["waiter"], 1)]
+        for wait in found:
+            self.answered(wait, {"ok": True, "ids": [], "has_more": False, "waiting": False})
+        return {"ok": True, "withdrawn": bool(found)}
+
+    def listed(self, group: str | None, status: str | None, low: int, high: int) -> list[str]:
+        return sorted(
+            i
+            for i, m in self.live()
+            if low <= m.timestamp < high
+            and group in (None, m.group)
+            and (self.status(m) == status if status else group is not None or m.parked is None)
+        )
+
     def freeze(self, _args: dict[str, Any]) -> dict[str, Any]:
         if self.leased_ids():
             raise No("LEASE_ACTIVE", ids=self.leased_ids())
@@ -682,6 +697,24 @@ class TimelineMachine(RuleBasedStateMachine):
         self.do("count", {"from": low})
         if (high - low) // step < 1000:
             self.do("histogram", {"from": low, "to": high, "step": step, "status": status})
+
+    @rule(back=st.integers(0, 3))
+    def unwait(self, back: int) -> None:
+        self.do("unwait", {"waiter": max(1, self.model.numbers - back)})
+
+    @rule(group=st.sampled_from([None, "P1", "C1"]), status=STATUSES, low=NEAR, high=NEAR, limit=st.integers(1, 3))
+    def list_by_pages(self, group: str | None, status: str | None, low: int, high: int, limit: int) -> None:
+        now = self.model.now
+        args = {"group": group, "status": status, "from": min(TOP, max(0, now + low)), "to": min(TOP, now + abs(high))}
+        ids, cursor = list[str](), None
+        while True:
+            page = self.engine.apply(self.state, self.at, "list", {**args, "limit": limit, "cursor": cursor}).answer
+            self.model.record(self.at, "tick", {})
+            ids += page["ids"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        assert sorted(ids) == self.model.listed(group, status, args["from"], args["to"])
 
     @rule()
     def look(self) -> None:

@@ -86,3 +86,15 @@ def test_counts_are_exact_where_slots_cut_days_and_minutes(step: int) -> None:
         assert d.ok("count", from_=low, to=high)["total"] == sum(slots)
         waiting = d.ok("count", from_=low, to=high, status="waiting")["total"]
         assert waiting == sum(low <= t < high and t > now for t in times)
+
+
+@pytest.mark.parametrize("before_end", [1, 2, 3])
+def test_available_is_counted_to_the_millisecond_near_the_end_of_a_minute_and_a_day(before_end: int) -> None:
+    for end in (60_000, 86_400_000):
+        d = Driver(max_future_ms=0)
+        for n in range(1, 5):
+            d.ok("create", id=f"m{n}", group="P", timestamp=end - n)
+        d.now = end - before_end
+        available = 5 - before_end
+        assert d.ok("count", status="available")["total"] == available
+        assert d.ok("count", status="waiting")["total"] == 4 - available
