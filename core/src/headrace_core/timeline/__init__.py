@@ -1,1 +1,1 @@
-"""Delayed, scheduled and leased messages (`timeline.md`)."""
+"""Messages ordered by a time that can still change: delay, schedule, lease (timeline.md)."""
