@@ -10,8 +10,12 @@ help: ## list all targets
 
 .PHONY: setup
 setup: ## install uv (if missing) and the locked environment
-	@command -v uv >/dev/null || [ -x .tools/bin/uv ] || { python3 -m venv .tools && .tools/bin/pip install --quiet uv; }
-	@$$(command -v uv || echo .tools/bin/uv) sync --locked --quiet
+	@command -v uv >/dev/null || [ -x .tools/bin/uv ] || scripts/install-uv
+	@$(UV) sync --locked --quiet
+
+.PHONY: system
+system: ## a Java runtime and mosquitto: found, or installed from the distribution
+	@scripts/system-packages
 
 .PHONY: check
 check: setup ## format, lint, types, import rules, lock
@@ -19,7 +23,7 @@ check: setup ## format, lint, types, import rules, lock
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(RUN) lint-imports
-	$(RUN) python -m headrace_schemas.docs --check
+	$(RUN) python -m headrace_schemas.generate --check
 	$(UV) lock --check
 
 .PHONY: format
@@ -28,7 +32,7 @@ format: setup ## rewrite the code in the project's format
 	$(RUN) ruff check --fix .
 
 .PHONY: test
-test: setup ## set everything up and pass the tests
+test: system setup ## set everything up and pass the tests
 	$(RUN) pytest -m "not soak"
 
 .PHONY: soak
@@ -36,5 +40,9 @@ soak: setup ## the simulations of the stages, 1,000,000 steps each
 	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest --timeout=1800 tests/model/test_batching_simulation.py tests/model/test_registration_simulation.py
 
 .PHONY: demo
-demo: ## run the main job (not there yet: needs the bridge and the command line)
-	@echo 'make demo: the bridge and the command line are not there yet; see "Where it stands" in README.md' >&2; exit 1
+demo: system setup ## the whole on this computer: its own readings from MQTT to the store
+	@$(RUN) headrace demo
+
+.PHONY: bench
+bench: setup ## figures of the engines beside their targets (a quarter of an hour; --quick: a minute)
+	$(RUN) python -m bench engines --json

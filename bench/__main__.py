@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,20 +18,21 @@ from bench.engines import batching, capacity, curves, packing, registration
 from bench.engines.measure import Figure
 
 PLOT = Path("docs/bench/engines.png")
+FLAT = "flat"
 
 
-def parts() -> list[Callable[..., list[Figure]]]:
-    """What is measured; the timeline where it is there."""
-    found: list[Callable[..., list[Figure]]] = [
-        batching.figures,
-        registration.figures,
-        packing.figures,
-        capacity.figures,
-    ]
+def parts() -> Mapping[str, Callable[..., list[Figure]]]:
+    """What is measured, by name; the timeline where it is there."""
+    found: dict[str, Callable[..., list[Figure]]] = {
+        "batching": batching.figures,
+        "registration": registration.figures,
+        "packing": packing.figures,
+        "capacity": capacity.figures,
+    }
     if find_spec("headrace_core.timeline.engine") is not None:
         from bench.engines import timeline
 
-        found.append(timeline.figures)
+        found["timeline"] = timeline.figures
     return found
 
 
@@ -44,22 +45,20 @@ def line(figure: Figure) -> str:
     return f"{figure.name:<72}{value} {figure.unit:<17} {target:<22} {mark}{floor}"
 
 
-def engines(*, as_json: bool, quick: bool, plot: Path | None) -> int:
+def engines(*, as_json: bool, quick: bool, plot: Path | None, only: list[str]) -> int:
     """Measure, print, draw. Returns the exit code, which says nothing about targets: those are in the figures."""
     started, found = time.monotonic(), list[Figure]()
-    for part in parts():
-        for figure in part(quick=quick):
-            found.append(figure)
-            print(line(figure), flush=True)
-    flat, costs = curves.figures(quick=quick)
-    for figure in flat:
-        found.append(figure)
-        print(line(figure), flush=True)
-    if plot is not None:
-        from bench.engines.plot import draw
+    for name, part in parts().items():
+        if not only or name in only:
+            found += _shown(part(quick=quick))
+    if not only or FLAT in only:
+        flat, costs = curves.figures(quick=quick)
+        found += _shown(flat)
+        if plot is not None:
+            from bench.engines.plot import draw
 
-        draw(costs, plot)
-        print(f"curves: {plot}")
+            draw(costs, plot)
+            print(f"curves: {plot}")
     for figure in found:
         if figure.profile:
             print(f"\nwhere the time goes: {figure.name}")
@@ -67,6 +66,12 @@ def engines(*, as_json: bool, quick: bool, plot: Path | None) -> int:
     if as_json:
         print(json.dumps(document(found, quick=quick, seconds=time.monotonic() - started)))
     return 0
+
+
+def _shown(figures: list[Figure]) -> list[Figure]:
+    for figure in figures:
+        print(line(figure), flush=True)
+    return figures
 
 
 def document(figures: list[Figure], *, quick: bool, seconds: float) -> dict[str, object]:
@@ -91,9 +96,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object in the last line")
     parser.add_argument("--quick", action="store_true", help="a minute: fewer messages, sizes up to 10,000, no picture")
     parser.add_argument("--plot", type=Path, help=f"where the picture of the curves goes (default {PLOT})")
+    names = [*parts(), FLAT]
+    parser.add_argument("--only", action="append", choices=names, default=[], help="measure this part only; repeatable")
     chosen = parser.parse_args()
     plot = chosen.plot or (None if chosen.quick else PLOT)
-    return engines(as_json=chosen.json, quick=chosen.quick, plot=plot)
+    return engines(as_json=chosen.json, quick=chosen.quick, plot=plot, only=chosen.only)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from threading import Thread
 
 import pytest
 
+from tests.support.counting_stage import WIDE_KEYS
 from tests.support.streams_worker import Output, StreamsWorker, produce, read_all, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
@@ -141,6 +142,35 @@ def test_a_chunk_whose_mutations_do_not_fit_one_batch_is_split(worker: StreamsWo
     produce(worker.kafka, worker.prefix + "raw", records(total, keys))
     run_dry(worker, total)
     assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total, keys)
+
+
+@pytest.mark.parametrize("step", [3, 7, 4, 5])
+def test_one_record_whose_mutations_do_not_fit_one_batch_is_there_whole_or_not_at_all(
+    worker: StreamsWorker, step: int
+) -> None:
+    worker.settings["MAX_REQUEST_BYTES"] = str(64 * 1024)
+    worker.start(CHUNK_RECORDS="1").wait_ready()
+    produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", b"1")])
+    worker.wait_applied(1)
+    assert worker.terminate() == 0
+    produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", b"wide"), (0, b"k0", b"3"), (0, b"k0", b"wide")])
+    worker.start(CHUNK_RECORDS="1", FAULT=f"{step}:{1 if step == 7 else 2}")
+    assert worker.running.wait(60) == FAULT_EXIT
+    if step == 7:
+        worker.delete_databases()
+    run_dry(worker, 4)
+    before = worker.snapshot()
+    assert len([key for key in before[0] if key[:1] == b"x"]) == WIDE_KEYS
+    worker.delete_databases()
+    run_dry(worker, 4)
+    assert worker.snapshot() == before
+    assert_counted(read_all(worker.kafka, worker.prefix + "routed"), 4)
+
+
+def assert_counted(outputs: list[Output], total: int) -> None:
+    """One key, counted without a hole, repeats left out."""
+    by_id = {output.id: int(output.value) for output in outputs}
+    assert sorted(by_id.values()) == list(range(1, total + 1))
 
 
 def test_ticks_come_while_something_waits_and_end_with_it(worker: StreamsWorker) -> None:

@@ -1,7 +1,8 @@
 """A small real stage for the runner's tests: counts records per key and emits the count of each record.
 
 Families: `c` + key -> count (primary), `t` -> total (primary), `n` + count + key (derived, an index by count).
-A record with the value `boom` raises, as a broken engine would; `wait` makes the stage want ticks until `done`.
+A record with the value `boom` raises, as a broken engine would; `wait` makes the stage want ticks until `done`;
+`wide` writes 4,000 keys of the family `x` at once.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from collections.abc import Callable, Mapping
 from headrace_core.stage import Emission, Record, header
 from headrace_core.state import State
 
+WIDE_KEYS = 4_000
+
 
 class CountingStage:
     """See the module."""
 
     name = "counting"
-    primary = b"ctw"
+    primary = b"ctwx"
     input = "raw"
     outputs = ("routed",)
 
@@ -28,6 +31,9 @@ class CountingStage:
             raise RuntimeError("boom")
         if record.value in (b"wait", b"done"):
             state.put(b"w", record.value)
+        if record.value == b"wide":
+            for number in range(WIDE_KEYS):
+                state.put(b"x" + _int(number), _int(record.offset) * 4)
         key = record.key or b""
         old = _of(state.get(b"c" + key))
         new = old + 1

@@ -1,18 +1,38 @@
-"""The topics of headrace (architecture.md, Topics): what a record of each holds and which schema its value obeys."""
+"""The topics of headrace (architecture.md, Topics): what a record of each holds and which schema its value obeys.
+
+A record is of the message whose header `kind`, key and value fit (`records.py`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headrace_schemas import headers as h
+from headrace_schemas.headers import Headers, Schema
+
+
+class Value(StrEnum):
+    """What the value of a record is."""
+
+    JSON = "document"
+    BYTES = "bytes"
+    EMPTY = "empty"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One kind of record. `document` names the schema of its value; None: bytes that headrace does not judge."""
+    """One kind of record. `document` names the schema of a JSON value; `optional` headers may be missing."""
 
     name: str
     summary: str
-    document: str | None
-    headers: tuple[str, ...]
+    value: Value
+    headers: Headers
+    key: Schema
+    document: str | None = None
+    optional: Headers = field(default_factory=dict)
+    user_properties: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +47,57 @@ class Topic:
     messages: tuple[Message, ...]
 
 
-TICK = Message("tick", "moves the clock; no payload", None, ("kind", "receipt_time"))
-FLUSH = Message("flush", "closes all open batches; no payload", None, ("kind", "receipt_time"))
-ROUTED = ("kind", "receipt_time", "id", "entity")
+def _json(name: str, summary: str, document: str, headers: Headers, key: Schema) -> Message:
+    return Message(name, summary, Value.JSON, headers, key, document)
+
+
+def _routed(name: str, summary: str) -> Message:
+    headers = h.kind(name) | h.RECEIPT | h.id_of("registration") | h.ENTITY
+    return _json(name, summary, f"routed-{name}", headers, h.ROOT_KEY)
+
+
+def _copied(name: str, summary: str) -> Message:
+    headers = h.kind(name) | h.RECEIPT | h.id_of("registration")
+    return Message(name, summary, Value.EMPTY, headers, h.NO_KEY)
+
+
+def _changelog(stage: str, summary: str) -> Topic:
+    return Topic(
+        f"{stage}.changelog",
+        f"Every change of the durable state of {stage}: {summary}. A chunk's changes and its marker are one record "
+        "batch (streams.md 2.4).",
+        "key of the state",
+        "runner -> runner",
+        "compact",
+        (
+            Message("item", "a value of the state", Value.BYTES, h.SOURCE, h.STATE_KEY),
+            Message("gone", "a key that is no more", Value.NONE, h.SOURCE, h.STATE_KEY),
+            _json("marker", "how far the chunk goes", "changelog-marker", h.SOURCE, h.BINARY | {"const": MARKER_KEY}),
+        ),
+    )
+
+
+MARKER_KEY = "\xff\xffmarker"
+"""Key of the marker, one character a byte."""
+
+FAMILIES = {
+    "registration": {
+        "c": "clock, sequence", "n": "counters of the stage", "t": "counters of a root", "E": "entities",
+        "T": "twin values", "G": "published configurations", "V": "topics with retained data", "P": "pending entries",
+        "W": "waiting registrations", "M": "cached messages", "Z": "statuses of other ids", "L": "last errors",
+        "H": "changed parents, for listings",
+    },
+    "batching": {
+        "c": "clock and numbers given out", "b": "open batches", "m": "their members", "h": "identities",
+        "r": "highest id seen of each input", "n": "counters",
+    },
+}  # fmt: skip
+"""First bytes of the keys in a stage's changelog."""
+
+
+def _families(stage: str) -> str:
+    return ", ".join(f"`{family}` {words}" for family, words in FAMILIES[stage].items())
+
 
 TOPICS = (
     Topic(
@@ -39,10 +107,10 @@ TOPICS = (
         "bridge, API, stage owner -> registration",
         "delete",
         (
-            Message("mqtt", "an MQTT message", None, ("topic", "qos", "retain", "dup", "received")),
-            Message("tick", "written by the owner of an idle partition; no payload", None, ("kind",)),
-            Message("flush", "asks to close all open batches; no payload", None, ("kind",)),
-            Message("request", "an HTTP write, answered in `replies`", None, ("kind",)),
+            Message("mqtt", "an MQTT message", Value.BYTES, h.MQTT, h.FIRST_LEVEL_KEY, None, h.MQTT_OPTIONAL, True),
+            Message("tick", "written by the owner of an idle partition", Value.EMPTY, h.kind("tick"), h.NO_KEY),
+            Message("flush", "asks to close all open batches", Value.EMPTY, h.kind("flush"), h.NO_KEY),
+            _json("request", "an HTTP write, answered in `replies`", "request", h.kind("request"), h.ROOT_OR_NO_KEY),
         ),
     ),
     Topic(
@@ -52,13 +120,19 @@ TOPICS = (
         "registration -> batching, anyone",
         "delete",
         (
-            Message("register", "an entity was registered", "routed-register", ROUTED),
-            Message("twin", "a twin value changed; null: removed", "routed-twin", ROUTED),
-            Message("update", "parent or health service changed", "routed-update", ROUTED),
-            Message("data", "the payload of a registered entity, unchanged", None, (*ROUTED, "topic", "channel")),
-            Message("remove", "an entity was removed", "routed-remove", ROUTED),
-            TICK,
-            FLUSH,
+            _routed("register", "an entity was registered"),
+            _routed("twin", "a twin value changed; null: removed"),
+            _routed("update", "parent or health service changed"),
+            Message(
+                "data",
+                "the payload of a registered entity, unchanged",
+                Value.BYTES,
+                h.kind("data") | h.RECEIPT | h.id_of("registration") | h.ENTITY | h.DATA,
+                h.ROOT_KEY,
+            ),
+            _routed("remove", "an entity was removed"),
+            _copied("tick", "moves the clock"),
+            _copied("flush", "closes all open batches"),
         ),
     ),
     Topic(
@@ -67,15 +141,18 @@ TOPICS = (
         "root/topic-id",
         "batching -> Spark, anyone",
         "delete",
-        (Message("batch", "an event-time batch", "batch", ("id",)),),
+        (_json("batch", "an event-time batch", "batch", h.id_of("batching"), h.ENTITY_KEY),),
     ),
     Topic(
         "entities",
-        "The definition of every registered entity; tombstone on removal.",
+        "The definition of every registered entity.",
         "root/topic-id",
         "registration -> API, anyone",
         "compact",
-        (Message("entity", "an entity document", "entity", ("id",)),),
+        (
+            _json("entity", "an entity document", "entity", h.id_of("registration"), h.ENTITY_KEY),
+            Message("gone", "the entity was removed", Value.NONE, h.id_of("registration"), h.ENTITY_KEY),
+        ),
     ),
     Topic(
         "registrations",
@@ -83,15 +160,29 @@ TOPICS = (
         "root/topic-id",
         "registration -> API, anyone",
         "compact",
-        (Message("status", "a status document (registration.md 13)", None, ("id",)),),
+        (
+            _json("status", "a status", "registration", h.id_of("registration"), h.ENTITY_KEY),
+            Message("gone", "nothing is known any more", Value.NONE, h.id_of("registration"), h.ENTITY_KEY),
+        ),
     ),
     Topic(
         "outbound",
-        "What the bridge publishes retained over MQTT; an empty value clears.",
+        "What the bridge publishes over MQTT, retained.",
         "MQTT topic",
         "registration -> bridge",
         "delete",
-        (Message("publish", "an MQTT payload", None, ("id",)),),
+        (
+            Message("publish", "an MQTT payload", Value.BYTES, h.id_of("registration"), h.TOPIC_KEY),
+            Message("clear", "the retained message goes", Value.EMPTY, h.id_of("registration"), h.TOPIC_KEY),
+        ),
+    ),
+    Topic(
+        "replies",
+        "Answers to requests, written when what they say is durable.",
+        "correlation id",
+        "stages -> API",
+        "delete",
+        (_json("reply", "an HTTP answer", "reply", h.id_of("registration"), h.CORRELATION_KEY),),
     ),
     Topic(
         "dead-letter",
@@ -99,6 +190,16 @@ TOPICS = (
         "original key",
         "all -> people",
         "delete",
-        (Message("dead-letter", "reason, detail, source and payload", "dead-letter", ("id", "stage")),),
+        (_json("dead-letter", "reason, detail, source and payload", "dead-letter", h.DEAD_LETTER, h.ANY_KEY),),
     ),
+    _changelog("registration", _families("registration")),
+    _changelog("batching", _families("batching")),
 )
+
+
+_BY_NAME = {found.name: found for found in TOPICS}
+
+
+def topic(name: str) -> Topic:
+    """The topic with this logical name. Raises KeyError."""
+    return _BY_NAME[name]

@@ -29,6 +29,12 @@ def test_a_record_has_root_payload_and_headers() -> None:
     ]  # fmt: skip
 
 
+def test_a_flag_that_the_broker_does_not_pass_on_is_left_out() -> None:
+    router = Router("p.", LIMITS, retain_as_published=False)
+    flags = [dict(router.record(message(b"te", retain=retain), 1).headers).get("retain") for retain in (True, False)]
+    assert flags == [b"1", None]
+
+
 def test_properties_become_headers_and_cannot_take_our_names() -> None:
     properties = (
         (3, b"text"), (8, b"r"), (9, b"\xff"), (2, 60), (38, (b"topic", b"false")), (38, (b"kind", b"tick")),

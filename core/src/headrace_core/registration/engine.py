@@ -34,10 +34,15 @@ class Engine:
         self._opened: set[str] = set()
         """Roots whose main device is known to be in the store; it is never removed."""
 
-    def message(self, topic: str, payload: bytes, *, retained: bool, receipt_ms: int, ref: int) -> list[Effect]:
-        """Apply one MQTT message; `ref` is its offset in the log. Whatever is wrong with it is an effect."""
+    def message(self, topic: str, payload: bytes, *, retained: bool | None, receipt_ms: int, ref: int) -> list[Effect]:
+        """Apply one MQTT message; `ref` is its offset in the log. Whatever is wrong with it is an effect.
+
+        `retained` None: the bridge could not see the flag, and the channel decides (section 9).
+        """
         work = self._begin(receipt_ms)
         work.store.count("in")
+        if retained is None:
+            retained = topics.assumed_retained(topic)
         message = Message(topic, payload, retained, work.now, ref)
         try:
             parsed = topics.parse(topic, self._config.roots)
@@ -117,6 +122,8 @@ def _registration(work: Work, parsed: Parsed, message: Message) -> None:
 def _define(work: Work, root: str, tid: str, message: Message) -> bool | None:
     """Register, update or let wait. True: took effect, False: a repeat, None: it waits. Raises Refusal."""
     definition = parse_definition(work.config, tid, message.payload)
+    if definition.ignored:
+        work.store.count("warnings.unknown_member")
     entity = work.store.entity(root, tid)
     if entity is not None:
         return update(work, root, tid, entity, definition)

@@ -19,6 +19,7 @@ from headrace_core.registration.reasons import Refusal
 
 TYPES = ("device", "child-device", "service")
 MEMBERS = ("@type", "@id", "@parent", "@health")
+KNOWN = frozenset({*MEMBERS, "@topic-id"})
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +91,8 @@ class Definition:
     parent: str | None = None
     health: str | None = None
     twin: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    """Unknown members that start with `@` (section 4); only counted."""
 
     def content(self) -> dict[str, Any]:
         """The accepted content (section 8.2), as an object."""
@@ -127,6 +130,7 @@ def read_definition(config: RegistrationConfig, entity: str, value: Any) -> Defi
         parent=read_reference(given, "@parent"),
         health=read_reference(given, "@health"),
         twin={k: v for k, v in given.items() if not k.startswith("@")},
+        ignored=tuple(k for k in given if k.startswith("@") and k not in KNOWN),
     )
     for key in definition.twin:
         if not key or "/" in key:

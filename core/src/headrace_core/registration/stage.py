@@ -110,7 +110,8 @@ def _message(engine: Engine, record: Record, fields: Mapping[str, bytes]) -> lis
             ref=record.offset,
             detail=str(error),
         )
-    retained = fields.get("retain") == b"1"
+    flag = fields.get("retain")
+    retained = None if flag is None else flag == b"1"
     return engine.message(topic, payload, retained=retained, receipt_ms=record.append_ms, ref=record.offset)
 
 

@@ -6,6 +6,7 @@ A key is one family byte, then texts that end with NUL (root, topic id), then in
     E entity                     T twin value                   G published configuration
     V retained data topic        P pending entry                W waiting registration
     M one cached message         Z idle status                  L last error
+    H a changed parent (listing)
 
 Derived (rebuilt by `derived` from one primary item each):
 
@@ -28,7 +29,7 @@ from headrace_core.registration import topics
 from headrace_core.registration.message import Message, read_json
 from headrace_core.state import Item, State, first, hold
 
-PRIMARY = b"cntETGVPWMZL"
+PRIMARY = b"cntETGVPWMZLH"
 METADATA, TELEMETRY = b"0", b"1"
 NEVER = 1 << 64
 CLOCK = b"cclock"
@@ -194,6 +195,8 @@ def sound(raw: bytes, value: bytes) -> bool:
             parts(raw, 2)
         elif family in (b"T", b"G"):
             read_json(value)
+        elif family == b"H":
+            msgspec.msgpack.decode(value, type=list[list[str]])
         elif family in (b"c", b"n", b"t"):
             return len(value) == 8
     except (ValueError, IndexError, msgspec.MsgspecError):
@@ -287,6 +290,11 @@ class Store:
         """All items whose keys start with `prefix`, in order; do not write while reading."""
         self.settle()
         return self._state.scan(prefix, after(prefix))
+
+    def span(self, start: bytes, stop: bytes) -> Iterator[Item]:
+        """All items from `start` on, below `stop`, in order; do not write while reading."""
+        self.settle()
+        return self._state.scan(start, stop)
 
     def first_under(self, prefix: bytes) -> Item | None:
         """The first item whose key starts with `prefix`, which is no number's."""

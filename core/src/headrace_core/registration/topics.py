@@ -65,6 +65,16 @@ def parse(topic: str, roots: object) -> Parsed:
     return Parsed(segments[0], entity, kind, "/".join(rest), registers)
 
 
+def assumed_retained(topic: str) -> bool:
+    """Whether a message whose retain flag nobody could see counts as retained: all metadata channels and alarms do
+    (section 9)."""
+    rest = topic.split("/")[5:]
+    try:
+        return any(rest) and (rest[0] == "a" or _channel(rest)[0] is Kind.METADATA)
+    except Refusal:
+        return False
+
+
 def _channel(rest: list[str]) -> tuple[Kind, bool]:
     """Class of a channel and whether it registers automatically: the table of section 3."""
     match rest:

@@ -41,11 +41,11 @@ class KafkaNotReady(HeadraceError):
 class KafkaServer:
     """One broker at `bootstrap`. `port` 0: a free one is chosen, and kept for later starts of this object."""
 
-    def __init__(self, data_dir: Path, port: int = 0, heap: str = "512m") -> None:
+    def __init__(self, data_dir: Path, port: int = 0, heap: str = "512m", controller_port: int = 0) -> None:
         self._dir = data_dir.absolute()
         self._heap = heap
         self.port = port or free_port()
-        self._controller_port = free_port()
+        self._controller_port = controller_port or free_port()
         self.log_file = self._dir / "kafka.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -56,14 +56,10 @@ class KafkaServer:
 
     def start(self) -> KafkaServer:
         """Start the broker and wait until it answers. Raises KafkaNotReady, JarsMissing, NoJava."""
-        self._dir.mkdir(parents=True, exist_ok=True)
-        (self._dir / "server.properties").write_text(self._properties())
-        (self._dir / "log4j2.xml").write_text(LOG4J)
-        if not (self._dir / "data" / "meta.properties").exists():
-            self._format()
+        command = self.prepare()
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command("kafka.Kafka", f"{self._dir}/server.properties"),
+                command,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -72,6 +68,18 @@ class KafkaServer:
             )
         self._wait_ready()
         return self
+
+    def prepare(self) -> list[str]:
+        """Write the configuration, format the storage if it is new; returns the command that runs the broker.
+
+        Raises KafkaNotReady, JarsMissing, NoJava.
+        """
+        self._dir.mkdir(parents=True, exist_ok=True)
+        (self._dir / "server.properties").write_text(self._properties())
+        (self._dir / "log4j2.xml").write_text(LOG4J)
+        if not (self._dir / "data" / "meta.properties").exists():
+            self._format()
+        return self._command("kafka.Kafka", f"{self._dir}/server.properties")
 
     def stop(self, timeout_s: float = 20) -> None:
         """SIGTERM, and SIGKILL if that takes longer than `timeout_s`."""

@@ -63,10 +63,10 @@ class MqttBroker:
 
     def start(self) -> MqttBroker:
         """Start the broker and wait until it takes connections. Raises MqttNotReady."""
-        self._dir.mkdir(parents=True, exist_ok=True)
+        command = self.prepare()
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._dir,
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._dir,
                 preexec_fn=die_with_parent,
             )  # fmt: skip
         self._wait_ready()
@@ -96,7 +96,9 @@ class MqttBroker:
             self.process.wait()
         self.process = None
 
-    def _command(self) -> list[str]:
+    def prepare(self) -> list[str]:
+        """Write the configuration; returns the command that runs the broker."""
+        self._dir.mkdir(parents=True, exist_ok=True)
         if self._mosquitto:
             path = self._dir / "mosquitto.conf"
             path.write_text(self._mosquitto_config())

@@ -86,12 +86,14 @@ def topic_limits(settings: BridgeSettings, base: dict[str, str], stopping: threa
 
 def build(settings: BridgeSettings, base: dict[str, str], limits: dict[str, int]) -> Bridge:
     """All parts of a bridge, tied together."""
+    target = target_of(settings)
     outlet = Outlet(base, limits=limits, max_held_bytes=settings.max_in_flight_bytes)
     receiver = Receiver(
-        outlet, Window(settings.max_in_flight, settings.max_in_flight_bytes),
-        Router(settings.prefix, limits, settings.root_pattern, settings.routes), lambda: time.time_ns() // 1_000_000,
-    )  # fmt: skip
-    target = target_of(settings)
+        outlet,
+        Window(settings.max_in_flight, settings.max_in_flight_bytes),
+        Router(settings.prefix, limits, settings.root_pattern, settings.routes, retain_as_published=target.v5),
+        lambda: time.time_ns() // 1_000_000,
+    )
     out = outbound.Outbound(
         outbound.consumer(base, settings.prefix), outlet, prefix=settings.prefix, window=settings.outbound_window,
         v5=target.v5,

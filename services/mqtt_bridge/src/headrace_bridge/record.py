@@ -72,12 +72,17 @@ def matches(filter_: str, topic: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Router:
-    """Decides topic and key. `limits`: max.message.bytes by full topic name; `routes`: filter to logical topic name."""
+    """Decides topic and key. `limits`: max.message.bytes by full topic name; `routes`: filter to logical topic name.
+
+    `retain_as_published`: the broker passes on the retain flag of the publisher (MQTT 5). Without it a flag that is not
+    set says nothing, and the record has no header `retain` (registration.md 9).
+    """
 
     prefix: str
     limits: Mapping[str, int]
     root_pattern: str = "{root}/#"
     routes: Mapping[str, str] = field(default_factory=dict)
+    retain_as_published: bool = True
 
     def topic_of(self, topic: bytes) -> str:
         """Full name of the Kafka topic: the first route that matches, else `raw`."""
@@ -109,13 +114,18 @@ class Router:
         headers: Headers = [
             ("topic", topic),
             ("qos", b"%d" % message.qos),
-            ("retain", b"1" if message.retain else b"0"),
+            *self._retain(message),
             ("dup", b"1" if message.dup else b"0"),
             ("received", b"%d" % received_ms),
         ]
         if message.properties:
             headers += property_headers(message)
         return Record(self.topic_of(topic), root_of(topic, self.root_pattern), message.payload, headers)
+
+    def _retain(self, message: Publish) -> Headers:
+        if message.retain:
+            return [("retain", b"1")]
+        return [("retain", b"0")] if self.retain_as_published else []
 
     def dead_letter(self, message: Publish, refusal: Refusal, received_ms: int) -> Record:
         """The dead letter, never larger than a Kafka topic takes by default."""

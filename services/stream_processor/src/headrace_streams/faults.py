@@ -1,6 +1,7 @@
 """Fault points for tests: `HEADRACE_STREAMS_FAULT=step:count` ends the process after that step of that chunk.
 
-Steps are those of `streams.md` 2 (2 engine, 3 emissions, 4 changelog, 5 database, 6 acknowledged).
+Steps are those of `streams.md` 2 (2 engine, 3 emissions, 4 changelog, 5 database, 6 acknowledged),
+and 7: everything of a transaction is written, and it is still open.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 from collections import Counter
 
 FAULT_EXIT = 86
+INSIDE_TRANSACTION = 7
 
 
 class Faults:

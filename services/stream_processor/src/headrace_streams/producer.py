@@ -2,12 +2,16 @@
 
 One idempotent producer (acks=all) for the worker. Everything is built into record batches here, per topic and
 partition in order, which costs a fraction of sending record by record.
+
+A single record can change more than one batch holds: the removal of a large tree, or the first record after a long
+stop, which finds every open batch due. Its mutations and its marker go as one transaction (`transactions.py`), so they
+too are there whole or not at all.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,15 +22,15 @@ from headrace_core.errors import HeadraceError
 from headrace_core.stage import Emission
 from headrace_streams.restore import MARKER_KEY, SOURCE_HEADER
 from headrace_streams.store import Marker
+from headrace_streams.transactions import DELIVERY_TIMEOUT_MS, transactional
 
 EMISSION_BATCH_BYTES = 800_000
 RECORD_OVERHEAD = 48
 BATCH_OVERHEAD = 256
-DELIVERY_TIMEOUT_MS = 120_000
 
 
 class TooLarge(HeadraceError):
-    """The mutations of a single record do not fit one record batch."""
+    """A single mutation does not fit a record batch."""
 
     code = "too-large"
 
@@ -40,7 +44,9 @@ class Outlet:
     """Everything the worker writes to Kafka. `start` before use, `stop` at the end."""
 
     def __init__(self, bootstrap: str, prefix: str, max_request_bytes: int) -> None:
+        self._bootstrap = bootstrap
         self._prefix = prefix
+        self._max_request_bytes = max_request_bytes
         self.max_batch_bytes = max_request_bytes - 1024
         self._producer = AIOKafkaProducer(
             bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, linger_ms=0,
@@ -80,8 +86,7 @@ class Outlet:
         await asyncio.gather(*futures)
 
     async def _send(self, batch: Any, topic: str, partition: int) -> Any:
-        batch.close()
-        return await self._producer.send_batch(batch, self._prefix + topic, partition=partition)
+        return await self._send_by(self._producer, batch, topic, partition)
 
     async def changelog(
         self, topic: str, partition: int, mutations: Mapping[bytes, bytes | None], marker: Marker
@@ -99,6 +104,36 @@ class Outlet:
             raise TooLarge(f"{topic}-{partition}: marker of {marker.source} does not fit")
         metadata = await (await self._send(batch, topic, partition))
         return int(metadata.offset) + len(mutations) + 1
+
+    async def changelog_in_transaction(
+        self,
+        topic: str,
+        partition: int,
+        mutations: Mapping[bytes, bytes | None],
+        marker: Marker,
+        before_commit: Callable[[], None],
+    ) -> int:
+        """As `changelog`, for mutations of any size: as many record batches as they need, in one transaction."""
+        headers = [(SOURCE_HEADER, marker.source.to_bytes(8, "big", signed=True))]
+        items = [*mutations.items(), (MARKER_KEY, msgspec.json.encode(marker))]
+        made = transactional(self._bootstrap, self._prefix + topic, partition, self._max_request_bytes)
+        async with made as producer, producer.transaction():
+            futures = []
+            batch = producer.create_batch()
+            for key, value in items:
+                if batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
+                    futures.append(await self._send_by(producer, batch, topic, partition))
+                    batch = producer.create_batch()
+                    if batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
+                        raise TooLarge(f"{topic}-{partition}: a mutation of {len(value or b'')} bytes")
+            last = await (await self._send_by(producer, batch, topic, partition))
+            await asyncio.gather(*futures)
+            before_commit()
+        return int(last.offset) + int(batch.record_count())
+
+    async def _send_by(self, producer: AIOKafkaProducer, batch: Any, topic: str, partition: int) -> Any:
+        batch.close()
+        return await producer.send_batch(batch, self._prefix + topic, partition=partition)
 
     async def tick(self, partition: int) -> None:
         """Write a tick to `raw` (`batching.md` 4.5): no key, no payload, the partition named."""

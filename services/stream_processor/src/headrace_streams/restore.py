@@ -1,7 +1,9 @@
 """Restoring a partition's state from its changelog, before anything is processed (`streams.md` 3, 5).
 
-The changelog holds record batches, each one chunk's mutations and marker, appended whole or not at all; so the end
-offset is always the end of a chunk. Reading is judged by the consumer's position, because compaction leaves holes.
+The changelog holds record batches, each one chunk's mutations and marker, appended whole or not at all, and now and
+then a transaction in the same role; so the end offset is always the end of a chunk. A transaction that a killed worker
+left open is aborted first, and only what is committed is read. Reading is judged by the consumer's position, because
+compaction leaves holes.
 Every record carries the source offset of its chunk: per key the value with the highest one wins, so that a late writer
 cannot put an older value over a newer one, and what is not newer than the local marker is already contained.
 Derived keys are deleted and written anew by the stage, once, after the last record.
@@ -21,6 +23,7 @@ from headrace_core.errors import HeadraceError
 from headrace_core.stage import Stage
 from headrace_core.state import Overlay
 from headrace_streams.store import META_FAMILY, Marker, Position, RocksState
+from headrace_streams.transactions import end_offset
 
 log = structlog.get_logger(__name__)
 
@@ -61,15 +64,16 @@ async def read_delta(bootstrap: str, tp: TopicPartition, start: Position) -> tup
 
     Raises ChangelogError if the changelog ends before the position, or makes no progress for 60 s.
     """
+    end = await end_offset(bootstrap, tp)
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest",
+        isolation_level="read_committed",
         max_partition_fetch_bytes=FETCH_BYTES, fetch_max_wait_ms=50, max_poll_records=20_000,
     )  # fmt: skip
     await consumer.start()
     try:
         consumer.assign([tp])
         first = (await consumer.beginning_offsets([tp]))[tp]
-        end = (await consumer.end_offsets([tp]))[tp]
         if start.changelog > end:
             raise ChangelogError(
                 f"{tp}: local position {start.changelog} is past the end {end}; is this another Kafka?"

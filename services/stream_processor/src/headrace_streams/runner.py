@@ -12,6 +12,7 @@ What can never happen: a chunk applied twice or out of order to one database, a 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from headrace_core.stage import Emission, Record, Stage
 from headrace_core.state import Overlay
 from headrace_streams import restore
-from headrace_streams.faults import Faults
-from headrace_streams.producer import Outlet, TooLarge, mutations_size
+from headrace_streams.faults import INSIDE_TRANSACTION, Faults
+from headrace_streams.producer import Outlet, mutations_size
 from headrace_streams.stages import StageSpec
 from headrace_streams.store import Marker, Position, RocksState
 
@@ -202,14 +203,15 @@ class PartitionRunner:
         return self.state.position
 
     async def _apply_chunk(self, records: Sequence[Record]) -> None:
-        """Steps 2 to 6; a chunk whose mutations do not fit one record batch is halved before step 3."""
+        """Steps 2 to 6; a chunk whose mutations do not fit one record batch is halved before step 3.
+
+        A single record whose mutations do not fit goes on: step 4 is then a transaction.
+        """
         assert self.state is not None
         overlay, emissions = await self._engine(records)
         primary = {k: v for k, v in overlay.mutations.items() if k[0] in self.stage.primary}
-        if mutations_size(primary) > self._around.outlet.max_batch_bytes:
+        if len(records) > 1 and not self._fits(primary):
             self.stage.forget()
-            if len(records) == 1:
-                raise TooLarge(f"{self.topic}-{self.partition}: one record, {len(primary)} mutations")
             middle = len(records) // 2
             await self._apply_chunk(records[:middle])
             await self._apply_chunk(records[middle:])
@@ -244,12 +246,24 @@ class PartitionRunner:
         await around.outlet.emit([e for e in emissions if e.topic != REPLIES], self.partition)
         around.faults.passed(3)
         self._check_owner()
-        end = await around.outlet.changelog(self.spec.changelog, self.partition, primary, marker)
+        end = await self._changelog(primary, marker)
         around.faults.passed(4)
         self.state.commit(overlay.mutations, Position(marker=marker, changelog=end))
         self.moved_at = time.monotonic()
         around.faults.passed(5)
         await around.outlet.emit([e for e in emissions if e.topic == REPLIES], self.partition)
+
+    def _fits(self, primary: dict[bytes, bytes | None]) -> bool:
+        return mutations_size(primary) <= self._around.outlet.max_batch_bytes
+
+    async def _changelog(self, primary: dict[bytes, bytes | None], marker: Marker) -> int:
+        """Step 4. Returns the changelog offset behind it."""
+        outlet, topic = self._around.outlet, self.spec.changelog
+        if self._fits(primary):
+            return await outlet.changelog(topic, self.partition, primary, marker)
+        log.info("one record, one transaction", stage=self.spec.name, partition=self.partition, keys=len(primary))
+        inside = functools.partial(self._around.faults.passed, INSIDE_TRANSACTION)
+        return await outlet.changelog_in_transaction(topic, self.partition, primary, marker, inside)
 
     def _check_owner(self) -> None:
         if not self._around.owns():
