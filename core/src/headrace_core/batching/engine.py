@@ -213,7 +213,8 @@ class Batcher:
         batch.last.append(Member(message.type, message.event_ms, self._now_ms, message.value))
         batch.size += len(message.value)
         self._state.put(identity, b"")
-        self._joined[batch.number] = message.source, batch
+        if batch.number not in self._joined:
+            self._joined[batch.number] = message.source, batch
         self._latest[message.source] = batch
 
     def _turn_page(self, source: str, batch: Open) -> None:
