@@ -46,3 +46,19 @@ demo: system setup ## the whole on this computer: its own readings from MQTT to 
 .PHONY: bench
 bench: setup ## figures of the engines beside their targets (a quarter of an hour; --quick: a minute)
 	$(RUN) python -m bench engines --json
+
+.PHONY: up
+up: ## build and start all in Docker, wait until healthy, print where it listens
+	docker compose up --build --detach --wait
+	@printf '  %-9s %s\n' \
+	  MQTT     "mqtt://127.0.0.1:$${HEADRACE_MQTT_PORT:-1883}" \
+	  Kafka    "127.0.0.1:$${HEADRACE_KAFKA_PORT:-9092}  (topics headrace.*)" \
+	  API      "http://127.0.0.1:$${HEADRACE_API_PORT:-8080}" \
+	  bridge   "http://127.0.0.1:$${HEADRACE_BRIDGE_PORT:-8081}/metrics" \
+	  streams  "http://127.0.0.1:$${HEADRACE_STREAMS_PORT:-8082}/metrics" \
+	  database "postgresql://headrace:headrace@127.0.0.1:$${HEADRACE_POSTGRES_PORT:-5432}/headrace  (table measurements)" \
+	  publish  "docker compose --profile demo run --rm publisher"
+
+.PHONY: down
+down: ## stop what `make up` started; its volumes stay (docker compose down --volumes deletes them)
+	docker compose --profile demo down
