@@ -11,6 +11,7 @@ raises it; an unknown bucket has none. Dropping them at any time changes no answ
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 
@@ -147,9 +148,9 @@ class Store:
         raw = self.state.get(keys.waiter_key(sequence))
         return None if raw is None else _waiters.decode(raw)
 
-    def waiters(self) -> list[tuple[int, Waiter]]:
-        """All waiting polls, first come first."""
-        found = self.state.scan(b"w", b"w" + keys.END)
+    def waiters(self, start: int = 0, limit: int | None = None) -> list[tuple[int, Waiter]]:
+        """Waiting polls from sequence `start`, first come first."""
+        found = islice(self.state.scan(keys.waiter_key(start), b"w" + keys.END * 9), limit)
         return [(int.from_bytes(key[1:]), _waiters.decode(raw)) for key, raw in found]
 
     def enqueue(self, waiter: Waiter) -> int:
