@@ -1,0 +1,42 @@
+"""Never over (capacity.md 14, 17.2) with the real BatcherCore and LeaseAgent, and its negative controls (17.3).
+
+`HEADRACE_SEEDS` sets the number of seeds, 300 if it is not given. A failure names its seed.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.agent_sim import BROKEN, Build, Load, Run
+from tests.support.lease_sim import largest_window
+
+SEEDS = range(int(os.environ.get("HEADRACE_SEEDS", "300")))
+PLAIN = Load(costs=(60, 100, 300, 900))
+RESERVED = Load(costs=(60, 100, 300, 900), reserve=200, slots=2)
+
+
+def load_of(seed: int) -> Load:
+    """Every fourth seed has reserve slots, fewer than there are owners."""
+    return RESERVED if seed % 4 == 1 else PLAIN
+
+
+def run(seed: int, build: Build) -> Run:
+    """Every third seed begins with the schedule of the third control."""
+    return Run(seed, build, load_of(seed), late_reply=seed % 3 == 0).go()
+
+
+def test_no_window_is_above_the_limit() -> None:
+    total = 0
+    for seed in SEEDS:
+        dispatched = run(seed, Build()).dispatched
+        assert largest_window(dispatched) <= load_of(seed).limit, f"seed {seed}"
+        total += sum(cost for _, cost in dispatched)
+    assert total > len(SEEDS) * 10 * PLAIN.limit // 2, "the owners must really have spent"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_check_fails_for_a_broken_build_over_the_same_seeds(name: str) -> None:
+    over = (largest_window(run(seed, BROKEN[name]).dispatched) > load_of(seed).limit for seed in SEEDS)
+    assert any(over)
