@@ -82,6 +82,11 @@ class BatcherConfig:
     def headroom_permille(self) -> int:
         return round(self.headroom * 1000)
 
+    @property
+    def headroom_in_force(self) -> int:
+        """Thousandths of the capacity left unused; slice pacing has no headroom."""
+        return self.headroom_permille if self.pacing == "strict" else 0
+
 
 def change_config(config: BatcherConfig, changes: Mapping[str, Any]) -> BatcherConfig:
     """`config` with other settings. Raises CapacityConfig, also for a key that does not exist."""

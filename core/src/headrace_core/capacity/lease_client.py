@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from headrace_core.capacity.agent import LeaseAgent
 from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, UnknownResource
@@ -24,7 +26,7 @@ class LeaseClient:
         resource: SharedResource,
         owner: str,
         *,
-        lock: threading.Condition,
+        lock: AbstractContextManager[Any],
         clock: Callable[[], int],
         changed: Callable[[], None],
     ) -> None:

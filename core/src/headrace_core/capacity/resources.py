@@ -24,6 +24,7 @@ from headrace_core.capacity.errors import (
 )
 from headrace_core.capacity.events import EventLog
 from headrace_core.capacity.in_force import InForce
+from headrace_core.capacity.pacing import Pacer
 from headrace_core.capacity.protocol import LeaseStore
 from headrace_core.capacity.shared_config import SharedConfig, partition_count, partition_worth, partitions_for
 from headrace_core.capacity.units import Amount, Units, amount, is_zero, units
@@ -54,6 +55,8 @@ class Resource(ABC):
         self.started = False
         self.pause_until_ms: int | None = None
         self.pause_wanted_ms = 0
+        self.pacer: Pacer | None = None
+        """The books of what this instance spent; set by the batcher at its start."""
 
     @property
     @abstractmethod

@@ -97,8 +97,8 @@ def test_stop_hands_back_batches_that_were_raised_but_never_entered() -> None:
 @pytest.mark.parametrize(("target", "inflight", "mask"), [(7, 0, 1), (0, 2, 2), (7, 2, 3)])
 def test_the_audit_repairs_books_that_nothing_accounts_for(target: int, inflight: int, mask: int) -> None:
     core = started(audit_interval_ms=1000)
-    core._target[""] = target
-    core._inflight = inflight
+    core.books.target[""] = target
+    core.books.inflight = inflight
     core.step(1000)
     assert [(e.name, e.val) for e in core.take_events()] == [("audit-fail", mask)]
     assert (core.target, core.inflight) == (0, 0)
@@ -162,10 +162,10 @@ def test_a_charge_above_the_estimate_is_spent_at_once_and_a_lower_one_is_not_giv
     core = started(ProvisionedResource(100))
     op = Operation(watcher(), 10, "a")
     core.enqueue(op, 0)
-    enter_all(core, core.step(100), 100)
-    core.settle(op, 4, 110 * NS_PER_MS)
+    (batch,) = enter_all(core, core.step(100), 100)
+    core.settle(batch, op, 4, 110 * NS_PER_MS)
     assert core.used(110 * NS_PER_MS) == 10
-    core.settle(op, 35, 120 * NS_PER_MS)
+    core.settle(batch, op, 35, 120 * NS_PER_MS)
     assert core.used(120 * NS_PER_MS) == 35
     assert core.used(1120 * NS_PER_MS) == 0
 
