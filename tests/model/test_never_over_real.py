@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from tests.support.agent_sim import BROKEN, Build, Load, Run
+from tests.support.agent_sim import BROKEN, BROKEN_HANDOVER, INHERITS, Build, Load, Run
 from tests.support.lease_sim import largest_window
 
 SEEDS = range(int(os.environ.get("HEADRACE_SEEDS", "300")))
@@ -27,10 +27,11 @@ def run(seed: int, build: Build) -> Run:
     return Run(seed, build, load_of(seed), late_reply=seed % 3 == 0).go()
 
 
-def test_no_window_is_above_the_limit() -> None:
+@pytest.mark.parametrize("build", [Build(), INHERITS], ids=["quarantine", "inherit"])
+def test_no_window_is_above_the_limit(build: Build) -> None:
     total = 0
     for seed in SEEDS:
-        dispatched = run(seed, Build()).dispatched
+        dispatched = run(seed, build).dispatched
         assert largest_window(dispatched) <= load_of(seed).limit, f"seed {seed}"
         total += sum(cost for _, cost in dispatched)
     assert total > len(SEEDS) * 10 * PLAIN.limit // 2, "the owners must really have spent"
@@ -40,3 +41,9 @@ def test_no_window_is_above_the_limit() -> None:
 def test_the_check_fails_for_a_broken_build_over_the_same_seeds(name: str) -> None:
     over = (largest_window(run(seed, BROKEN[name]).dispatched) > load_of(seed).limit for seed in SEEDS)
     assert any(over)
+
+
+@pytest.mark.parametrize("name", BROKEN_HANDOVER)
+def test_the_check_fails_for_a_broken_handover_over_the_same_seeds(name: str) -> None:
+    build = BROKEN_HANDOVER[name]
+    assert any(largest_window(run(seed, build).dispatched) > load_of(seed).limit for seed in SEEDS)

@@ -19,7 +19,7 @@ from headrace_core.capacity.core import BatcherCore
 from headrace_core.capacity.memory_store import MemoryStore
 from headrace_core.capacity.operation import Batch, Operation, Watcher
 from headrace_core.capacity.pacing import NS_PER_MS
-from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, ResourceConfig
+from headrace_core.capacity.protocol import Handover, LeaseReply, LeaseRequest, ResourceConfig, Spent
 from headrace_core.capacity.resources import SharedResource
 
 CALL_TIMEOUT_MS = 3_000
@@ -44,6 +44,20 @@ class NeverRenewed(FromReply):
         return None if self._resource.held() else super().next_call_ms(now_ms)
 
 
+class Silent(LeaseAgent):
+    """Broken: it says that it hands its ledger over, and hands over nothing."""
+
+    def _hand_over(self, now_ms: int) -> tuple[Spent, ...]:  # noqa: ARG002
+        return ()
+
+
+class Deaf(LeaseAgent):
+    """Broken: it says that it takes a ledger over, and does not."""
+
+    def _take_over(self, reply: LeaseReply, now_ms: int) -> None:
+        """Nothing."""
+
+
 @dataclass(frozen=True)
 class Build:
     """The correct build, unless told otherwise."""
@@ -52,14 +66,20 @@ class Build:
     agent: type[LeaseAgent] = LeaseAgent
     ttl_ms: int = 5_000
     quarantine_ms: int = 1_000
+    handover: Handover = "wait"
 
 
+INHERITS = Build(handover="inherit")
 BROKEN = {
     "slice pacing, leases of 15 s that are never renewed and are timed from the reply": Build(
         pacing="slice", agent=NeverRenewed, ttl_ms=15_000
     ),
     "quarantine 0": Build(quarantine_ms=0),
     "deadline from the reply, margin 0": Build(agent=FromReply),
+}
+BROKEN_HANDOVER = {
+    "a ledger that is not handed over": Build(handover="inherit", agent=Silent),
+    "a ledger that is not taken over": Build(handover="inherit", agent=Deaf),
 }
 
 
@@ -107,9 +127,10 @@ class Process:
 
 class Run:
     """`late_reply`: the schedule of the third control comes first - owner 1 asks for everything at 0, the store grants
-    at 100, the reply arrives at 2600, then the owner is cut off for 10 s while the others want everything."""
+    at 100, the reply arrives at 2600, then the owner is cut off for 10 s while the others want everything. `calm`: no
+    faults, every message arrives at once, and nobody wants anything but what a test enqueues."""
 
-    def __init__(self, seed: int, build: Build, load: Load, *, late_reply: bool = False) -> None:
+    def __init__(self, seed: int, build: Build, load: Load, *, late_reply: bool = False, calm: bool = False) -> None:
         self.rng, self.build, self.load, self.late_reply = Random(seed), build, load, late_reply
         self.now_ms = self.store_away_until = 0
         self.lease = LeaseConfig(
@@ -125,9 +146,13 @@ class Run:
                 max_instances=load.slots,
                 ttl_ms=build.ttl_ms,
                 quarantine_ms=build.quarantine_ms,
+                handover=build.handover,
             )
         )
+        self.calm = calm
         self.dispatched: list[tuple[int, int]] = []
+        self.done: list[tuple[int, str, Operation]] = []
+        """what was dispatched: when, by whom"""
         self.processes: list[Process] = []
         self._watcher = Watcher(lambda batch: batch, max_batch_size=4)
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -136,11 +161,12 @@ class Run:
             self._spawn()
         if late_reply:
             self._begin_with_a_late_reply()
-        for _ in range(4):
+        for _ in range(0 if calm else 4):
             self._at(self.rng.randrange(13_000 if late_reply else 1_500, load.length_ms), self._fault)
 
-    def go(self) -> Run:
-        while self._events and self._events[0][0] < self.load.length_ms:
+    def go(self, until_ms: int | None = None) -> Run:
+        end_ms = self.load.length_ms if until_ms is None else until_ms
+        while self._events and self._events[0][0] < end_ms:
             self.now_ms, _, event = heappop(self._events)
             event()
         return self
@@ -158,6 +184,7 @@ class Run:
             factor=load.factor,
             reserved_capacity=load.reserve,
             max_instances=load.slots,
+            handover=self.build.handover,
         )
         resource.start()
         config = BatcherConfig(
@@ -172,7 +199,7 @@ class Run:
 
     def _begin_with_a_late_reply(self) -> None:
         first, *others = self.processes
-        self._want(first, 100, 400)
+        self.want(first, 100, 400)
         first.core.step(first.offset_ms + 100)
         ask = first.agent.begin(first.offset_ms)
         first.asked, first.cut_until, first.demand_at = (ask.seq, 0), 12_600, 12_600
@@ -220,20 +247,23 @@ class Run:
             if process.core.enter(batch, local_ms * NS_PER_MS):
                 assert isinstance(batch.cost, int)
                 self.dispatched.append((self.now_ms, batch.cost))
+                self.done += [(self.now_ms, process.name, op) for op in batch]
                 process.running.append((self.now_ms + self.rng.randrange(120), batch))
 
     def _demand(self, process: Process) -> None:
+        if self.calm:
+            return
         if self.late_reply and self.now_ms < 12_000 and process is not self.processes[0]:
             if process.core.buffered < 50:
-                self._want(process, 100, 60)
+                self.want(process, 100, 60)
         elif self.now_ms >= process.demand_at:
             process.demand_at = self.now_ms + self.rng.randrange(1_000, 6_000)
             cost, units = self.rng.choice(self.load.costs), self.rng.choice((0, 500, 2_000, 8_000))
-            self._want(process, cost, units // cost)
+            self.want(process, cost, units // cost)
             if self.rng.random() < 0.2:
-                self._want(process, self.rng.randrange(self.load.shared // 2, self.load.shared), 1)
+                self.want(process, self.rng.randrange(self.load.shared // 2, self.load.shared), 1)
 
-    def _want(self, process: Process, cost: int, count: int) -> None:
+    def want(self, process: Process, cost: int, count: int) -> None:
         batchable = cost == 60
         for _ in range(count):
             process.core.enqueue(Operation(self._watcher, cost, None, batchable), self.now_ms + process.offset_ms)
@@ -261,11 +291,15 @@ class Run:
         """How often a message arrives: lost, once, or twice."""
         if self.now_ms < process.cut_until:
             return 0
+        if self.calm:
+            return 1
         fate = self.rng.random()
         return 0 if fate < 0.05 else 2 if fate < 0.1 else 1
 
     def _delay(self) -> int:
         """Mostly short, sometimes so long that later calls overtake it."""
+        if self.calm:
+            return 1
         return self.rng.randrange(10) if self.rng.random() < 0.85 else self.rng.randrange(5_000)
 
     def _serve(self, process: Process, ask: LeaseRequest, reply_at: int | None = None) -> None:

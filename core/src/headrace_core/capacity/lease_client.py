@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from headrace_core.capacity.agent import LeaseAgent
-from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, UnknownResource
+from headrace_core.capacity.errors import UnknownResource
+from headrace_core.capacity.protocol import LeaseReply, LeaseRequest
 from headrace_core.capacity.resources import SharedResource
 
 NS_PER_MS = 1_000_000
