@@ -52,7 +52,7 @@ class Owner(msgspec.Struct, frozen=True):
     """What an owner last said. `turn`: rank among equals, first seen first, until it hands a partition on (`passed`).
 
     `head_since_ms`: since when its head needs more than its fair share; `served_ms`: since when it holds that much.
-    `holds_since_ms`: since when it has held something.
+    `waits_since_ms`: since when it holds less than its head needs. `holds_since_ms`: since when it has held something.
     """
 
     turn: int
@@ -64,6 +64,7 @@ class Owner(msgspec.Struct, frozen=True):
     used: int | dict[str, int] = 0
     head_since_ms: int | None = None
     served_ms: int | None = None
+    waits_since_ms: int | None = None
     holds_since_ms: int | None = None
     passed: bool = False
 

@@ -123,6 +123,7 @@ class _Exchange:
             used=request.used,
             head_since_ms=known.head_since_ms if known else None,
             served_ms=known.served_ms if known else None,
+            waits_since_ms=known.waits_since_ms if known else None,
             holds_since_ms=known.holds_since_ms if known else None,
             passed=known.passed if known else False,
         )
@@ -241,9 +242,19 @@ class _Exchange:
                 served = (self.now_ms if served is None else served) if enough else None
                 if served is not None and self.now_ms - served >= HANDED_ON_MS and len(oversize) > 1:
                     since, served = self.now_ms, None
-            if (since, served) != (owner.head_since_ms, owner.served_ms):
-                self.owners[name] = replace(owner, head_since_ms=since, served_ms=served)
-        return bool(oversize)
+            waits = owner.waits_since_ms if held[name] < min(owner.head, self.count) else None
+            if held[name] < min(owner.head, self.count) and waits is None:
+                waits = self.now_ms
+            if (since, served, waits) != (owner.head_since_ms, owner.served_ms, owner.waits_since_ms):
+                self.owners[name] = replace(owner, head_since_ms=since, served_ms=served, waits_since_ms=waits)
+        return self._is_their_turn(oversize)
+
+    def _is_their_turn(self, oversize: set[str]) -> bool:
+        """No share is raised while a head that would pass within its fair share has waited longer: a stream of
+        oversize operations leaves room for others between two of them (capacity.md 17.5)."""
+        longest = min((self.owners[name].head_since_ms or 0 for name in oversize), default=None)
+        others = (owner.waits_since_ms for name, owner in self.owners.items() if name not in oversize)
+        return longest is not None and all(since is None or since >= longest for since in others)
 
     def settle(self, request: LeaseRequest, share: int, kept: set[int]) -> tuple[list[Grant], list[Claim]]:
         """Steps 4 to 6: renew up to the share, name the surplus, newest first, and grant what is free."""
