@@ -94,6 +94,7 @@ class Load:
     flush_interval_ms: int = 25
     reserve: int = 0
     slots: int = 1
+    adaptive: bool = False
     length_ms: int = 16_000
 
     @property
@@ -147,6 +148,7 @@ class Run:
                 ttl_ms=build.ttl_ms,
                 quarantine_ms=build.quarantine_ms,
                 handover=build.handover,
+                adaptive=load.adaptive,
             )
         )
         self.calm = calm

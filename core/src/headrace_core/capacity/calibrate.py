@@ -17,8 +17,8 @@ from headrace_core.capacity.errors import CapacityConfig, ImproperOrder
 
 class Calibration:
     """`capacity` units per second, `target_ms` the latency to keep (any percentile, as the caller measures it),
-    `first` the cost to begin with. Raises CapacityConfig unless `target_ms` is above 0, `capacity` 1 or more and `first`
-    between 1 and the capacity."""
+    `first` the cost to begin with. Raises CapacityConfig for a capacity below 1, a target of 0 or less, and a first
+    cost that is not between 1 and the capacity."""
 
     def __init__(self, capacity: int, target_ms: float, first: int = 1) -> None:
         if capacity < 1:

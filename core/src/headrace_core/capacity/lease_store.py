@@ -139,7 +139,8 @@ class _Exchange:
         )
 
     def _adapt(self, throttled: float) -> None:
-        """The adaptive factor (capacity.md 15), common to all instances."""
+        """The adaptive factor (capacity.md 15), common to all instances. A second inside a pause of the whole resource
+        is not a quiet one: nothing was asked of the datastore (vector CAP-109)."""
         if not self.config.adaptive:
             return
         if throttled > REFUSED_SHARE:
@@ -147,7 +148,8 @@ class _Exchange:
                 self.factor, self.cut_ms = max(FACTOR_FLOOR, self.factor // 2), self.now_ms
             self.quiet_since_ms = self.now_ms
             return
-        quiet = (self.now_ms - self.quiet_since_ms) // SECOND_MS
+        self.quiet_since_ms = max(self.quiet_since_ms, self.pause_until_ms)
+        quiet = max(0, self.now_ms - self.quiet_since_ms) // SECOND_MS
         self.factor = min(WHOLE, self.factor + quiet * FACTOR_RISE)
         self.quiet_since_ms += quiet * SECOND_MS
 
