@@ -42,7 +42,7 @@ class LeaseAgent:
         self._named_ms: int | None = None
         self._asked: tuple[int, int] = (0, 0)
         self._released: dict[tuple[int, int], int | None] = {}
-        self._asked_pause_ms = 0
+        self._asked_pause_ms: int | None = None
         self._pause_until_ms = 0
         self._config_version: int | None = None
         self._effective: Any = None
@@ -82,7 +82,8 @@ class LeaseAgent:
             self._released[pair] = self._seq if first is None else first
         spent = self._hand_over(now_ms) if resource.config.handover == "inherit" else ()
         self._asked = self._need()
-        self._asked_pause_ms = resource.pause_wanted_ms
+        self._asked_pause_ms = resource.pause_wanted_until_ms
+        self._pause_until_ms = max(self._pause_until_ms, self._asked_pause_ms or 0)
         return LeaseRequest(
             resource=resource.config.name,
             owner=self._owner,
@@ -95,7 +96,7 @@ class LeaseAgent:
             reserve=resource.wants_reserve,
             reserve_held=resource.wants_reserve and resource.has_reserve,
             used=amount(resource.used_units),
-            pause_ms=self._asked_pause_ms,
+            pause_ms=max(0, (self._asked_pause_ms or 0) - now_ms),
             throttled=resource.throttled_share,
             config_version=self._config_version or 0,
             inherits=resource.config.handover == "inherit",
@@ -158,7 +159,7 @@ class LeaseAgent:
         changed = self._need() != self._asked
         moved = self._resource.wanted != len(self._resource.held()) or self._need()[1] != self._asked[1]
         unnamed = any(first is None for first in self._released.values())
-        return (changed and moved) or unnamed or self._resource.pause_wanted_ms > 0
+        return (changed and moved) or unnamed or self._resource.pause_wanted_until_ms is not None
 
     def _hand_over(self, now_ms: int) -> tuple[Spent, ...]:
         """What goes with all that is given back: what was spent above what is still held (`handover.py`)."""
@@ -187,8 +188,8 @@ class LeaseAgent:
             self._resource.log.emit("store-back")
 
     def _settle_asked(self) -> None:
-        if self._resource.pause_wanted_ms == self._asked_pause_ms:
-            self._resource.pause_wanted_ms = 0
+        if self._resource.pause_wanted_until_ms == self._asked_pause_ms:
+            self._resource.pause_wanted_until_ms = None
         self._resource.throttled_share = 0.0
 
     def _learn(self, reply: LeaseReply) -> None:
@@ -207,7 +208,8 @@ class LeaseAgent:
         self._config_version = reply.config_version
 
     def _follow_pause(self, reply: LeaseReply, now_ms: int) -> None:
-        """A pause of the whole resource. What is left was measured between the send and now: no news within that."""
+        """A pause of the whole resource. What is left was measured between the send and now: no news within that, nor
+        in the echo of what this owner asked for itself."""
         until_ms = now_ms + reply.pause_ms
         if reply.pause_ms > 0 and (self._sent_ms or 0) + reply.pause_ms > self._pause_until_ms:
             self._resource.pause_until_ms = self._pause_until_ms = until_ms

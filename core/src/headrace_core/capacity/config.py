@@ -74,6 +74,9 @@ class BatcherConfig:
             raise CapacityConfig("pacing", f"must be strict or slice, not {self.pacing!r}")
         if not self.emit <= OPTIONAL_EVENTS:
             raise CapacityConfig("emit", f"knows only {sorted(OPTIONAL_EVENTS)}")
+        for name in ("headroom", "pause_factor", "pause_jitter"):
+            if not isinstance(getattr(self, name), int | float):
+                raise CapacityConfig(name, f"must be a number, not {getattr(self, name)!r}")
         if not 0 <= self.headroom_permille <= MAX_HEADROOM_PERMILLE:
             raise CapacityConfig("headroom", "must be between 0 and 0.5")
         if abs(self.headroom * 1000 - self.headroom_permille) > 1e-6:

@@ -198,7 +198,7 @@ class BatcherCore:
             return
         self._report_pause(self._pause.ask(now_ms, retry_after_ms), now_ms)
         if scope == "resource" and self.limiter is not None and self._pause.until_ms is not None:
-            self.limiter.pause(self._pause.until_ms - now_ms)
+            self.limiter.pause(self._pause.until_ms)
 
     def stop(self, now_ms: int, drain_timeout_ms: int = 0) -> None:
         """Refuse new operations and drain (capacity.md 11); at the end `returned` is what was not raised, in order.

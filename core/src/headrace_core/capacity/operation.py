@@ -29,6 +29,8 @@ class Watcher:
         max_operation_ms: int | None = None,
         on_error: Callable[[Batch, BaseException], Any] | None = None,
     ) -> None:
+        if not callable(callback):
+            raise CapacityConfig("callback", "must be given")
         if max_attempts < 0 or max_batch_size < 0:
             raise CapacityConfig("max_attempts" if max_attempts < 0 else "max_batch_size", "must be 0 or more")
         self.callback = callback

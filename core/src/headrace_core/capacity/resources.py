@@ -40,6 +40,8 @@ class RateLimiter(Protocol):
     def capacity(self) -> int | dict[str, int]: ...
     @property
     def max_capacity(self) -> int | dict[str, int]: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
     def request(self, cost: Amount, head: Amount = 0) -> None: ...
     def throttled(self, share: float) -> None: ...
 
@@ -54,7 +56,7 @@ class Resource(ABC):
         self.throttled_share = 0.0
         self.started = False
         self.pause_until_ms: int | None = None
-        self.pause_wanted_ms = 0
+        self.pause_wanted_until_ms: int | None = None
         self.pacer: Pacer | None = None
         """The books of what this instance spent; set by the batcher at its start."""
 
@@ -99,9 +101,9 @@ class Resource(ABC):
         """Share of refused or timed-out requests of the last second, 0 to 1, for the adaptive factor."""
         self.throttled_share = max(0.0, min(1.0, share))
 
-    def pause(self, length_ms: int) -> None:
+    def pause(self, until_ms: int) -> None:
         """Ask that every instance pauses; a fixed resource has only this one."""
-        self.pause_wanted_ms = max(self.pause_wanted_ms, length_ms)
+        self.pause_wanted_until_ms = max(self.pause_wanted_until_ms or until_ms, until_ms)
 
     def take_pause(self) -> int | None:
         """End of a pause that the store asked for, once."""

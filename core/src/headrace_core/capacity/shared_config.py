@@ -40,6 +40,8 @@ class SharedConfig:
         self._check("weight", self.weight, 1)
         self._check("max_instances", self.instances, 1)
         self._check("safe_capacity", self.safe_capacity, 0)
+        for value in () if self.ramp is None else self.ramp:
+            self._check("ramp", value, 1)
         if self.handover not in get_args(Handover):
             raise CapacityConfig("handover", f"must be one of {', '.join(get_args(Handover))}")
         if isinstance(self.shared_capacity, Mapping) != (self.partitions is not None):
