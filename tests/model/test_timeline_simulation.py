@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -152,7 +153,10 @@ class Auditor:
             self.same_as_first(op, args, id_, answer)
             return
         if op in CHANGES and "request" in args and answer.get("code") not in ("REQUEST_ID_REUSED", "MISROUTED"):
-            self.first["" if op == "poll" else id_, args["request"]] = answer
+            key = ("" if op == "poll" else id_, args["request"])
+            before = self.first.get(key)
+            assert before is None or now >= before["now"] + SETTINGS.dedup_window_ms, f"{key} had an effect twice"
+            self.first[key] = answer
         if not answer["ok"]:
             self.note(answer["code"])
             return
@@ -175,6 +179,7 @@ class Auditor:
             assert not any(self.active(held, now) for held in self.holders)
             self.holders.clear()
             self.highest.clear()
+            self.first.clear()
 
     def same_as_first(self, op: str, args: dict[str, Any], id_: str, answer: dict[str, Any]) -> None:
         """A replay is the first answer again (8.2); bodies may be gone since, and a waiting poll answered."""
@@ -212,7 +217,7 @@ def audit(records: list[Record], outputs: list[Emission]) -> Auditor:
         try:
             args = json.loads(header(record.headers, "tl-args") or b"{}")
         except ValueError:
-            args = {}
+            continue
         if request := header(record.headers, "tl-request-id"):
             args["request"] = request.decode()
         op, id_ = (header(record.headers, "tl-op") or b"").decode(), (record.key or b"").decode()
@@ -245,7 +250,7 @@ def test_crashes_change_neither_outputs_nor_state(seed: int) -> None:
 
 def buffer_log(seed: int, count: int) -> Iterator[Record]:
     """Records of two source partitions, some read again, some late; ticks; the owner cancels and moves."""
-    dice, at, offsets = random.Random(seed), 1_700_000_000_000, {1: 0, 3: 0}
+    dice, at, offsets, high = random.Random(seed), 1_700_000_000_000, {1: 0, 3: 0}, 0
     for offset in range(count):
         at += dice.choice([-3, 0, 0, 1, 2, 5])
         source = dice.choice([1, 3])
@@ -260,10 +265,29 @@ def buffer_log(seed: int, count: int) -> Iterator[Record]:
         again = dice.random() < 0.2 and offsets[source] > 0
         number = dice.randint(max(0, offsets[source] - 20), offsets[source] - 1) if again else offsets[source]
         offsets[source] += 0 if again else 1
-        args = json.dumps({"topic": "in", "partition": source, "offset": number, "record_timestamp": at}).encode()
+        high = max(high, at)
+        args = json.dumps({"topic": "in", "partition": source, "offset": number, "record_timestamp": high}).encode()
         yield Record(
             PARTITION, offset, at, None, b"v%d" % number, (("tl-op", b"buffer_in"), ("tl-args", args), ("h", b"1"))
         )
+
+
+def in_time_and_order(records: list[Record], out: list[Emission]) -> None:
+    """Nothing leaves before its time by the log's clock, and each source partition keeps its order."""
+    due: dict[bytes, int] = {}
+    now = list(accumulate((record.append_ms for record in records), max))
+    for record in records:
+        if header(record.headers, "tl-op") == b"buffer_in":
+            args = json.loads(header(record.headers, "tl-args") or b"")
+            due.setdefault(f"in-{args['partition']}-{args['offset']}".encode(), args["record_timestamp"] + 30)
+    last = {b"1": -1, b"3": -1}
+    for emission in out:
+        source = header(emission.headers, "tl-source") or b""
+        offset = int((header(emission.headers, "id") or b"").split(b":")[2])
+        assert due[source] <= now[offset]
+        _, partition, number = source.split(b"-")
+        assert int(number) > last[partition]
+        last[partition] = int(number)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -278,6 +302,7 @@ def test_a_time_buffer_keeps_the_order_and_emits_once(seed: int) -> None:
         stage.apply(plain, record, outputs.append)
     emitted = [header(e.headers, "tl-source") for e in outputs if e.topic == "out"]
     assert len(emitted) == len(set(emitted)) > 0
+    in_time_and_order(records, [e for e in outputs if e.topic == "out"])
     crashed = Simulation(lambda: TimelineStage(settings), records, seed).run()
     assert crashed.distinct() == [(e.topic, header(e.headers, "id"), e.value) for e in outputs]
     assert crashed.store.snapshot() == plain.snapshot()

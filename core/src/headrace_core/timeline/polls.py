@@ -8,6 +8,7 @@ A waiter is answered once. It is never granted anything at or after its end, nor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -23,6 +24,7 @@ from headrace_core.timeline.settings import MAX_MS
 from headrace_core.timeline.shape import Args
 
 MAX_WAITERS = 10_000
+WAITERS_A_PAGE = 64
 MAX_BODIES = 900_000
 """Bytes of bodies in one poll answer (section 9.6)."""
 
@@ -128,19 +130,43 @@ def _park(context: Context, id_: bytes, before: Message) -> None:
 
 
 def serve(context: Context) -> None:
-    """Answer waiting polls, first come first served (section 9.3); O(1) without waiters, O(ended) if nothing is due."""
-    store = context.store
-    if not store.clock.waiting:
+    """Answer waiting polls, first come first served (section 9.3).
+
+    O(1) without waiters; if nothing is due only those that ended are looked at, else all up to the one that takes the
+    last due message. `last`: what came after it can only have ended.
+    """
+    clock = context.store.clock
+    if not clock.waiting:
         return
-    idle = store.clock.degraded or store.clock.frozen or not due_buckets(context, None)
-    for sequence, waiter in _ended(context) if idle else store.waiters():
-        if waiter.end_ms <= context.now_ms:
+    ended, last = _ended(context), 0
+    if not clock.degraded and not clock.frozen and due_buckets(context, None):
+        for sequence, waiter in _in_order(context):
+            last = sequence
+            _serve_one(context, sequence, waiter)
+            if not due_buckets(context, None):
+                break
+    for sequence, waiter in ended:
+        if sequence > last:
             answer_waiter(context, sequence, waiter, empty())
-        elif context.now_ms + waiter.lease_ms <= MAX_MS:
-            plan = _plan(context, waiter.buckets, waiter.limit)
-            answer = _grant(context, plan, waiter.consumer, context.now_ms + waiter.lease_ms)
-            if answer["ids"]:
-                answer_waiter(context, sequence, waiter, answer)
+
+
+def _serve_one(context: Context, sequence: int, waiter: Waiter) -> None:
+    """The end comes first: no grant at or after it, even if something is due."""
+    expires_at = context.now_ms + waiter.lease_ms
+    if waiter.end_ms <= context.now_ms:
+        answer_waiter(context, sequence, waiter, empty())
+    elif expires_at <= MAX_MS:
+        answer = _grant(context, _plan(context, waiter.buckets, waiter.limit), waiter.consumer, expires_at)
+        if answer["ids"]:
+            answer_waiter(context, sequence, waiter, answer)
+
+
+def _in_order(context: Context) -> Iterator[tuple[int, Waiter]]:
+    """Waiters by sequence, in pages, so that they may be answered in between."""
+    page = context.store.waiters(0, WAITERS_A_PAGE)
+    while page:
+        yield from page
+        page = context.store.waiters(page[-1][0] + 1, WAITERS_A_PAGE)
 
 
 def _ended(context: Context) -> list[tuple[int, Waiter]]:

@@ -23,6 +23,7 @@ from headrace_core.timeline.polls import Parked, Served, with_bodies
 from headrace_core.timeline.refusals import Refused
 from headrace_core.timeline.settings import Settings
 from headrace_core.timeline.store import Store, derive
+from headrace_core.timeline.system import next_purge
 
 STEP_MS = 60_000
 """A step ahead of the log's clock that is counted (section 12.4)."""
@@ -90,6 +91,12 @@ class TimelineStage:
             first = next_timestamp(context)
             times += [] if first is None else [first]
         return min(times, default=None)
+
+    def next_purge(self, state: State) -> int | None:
+        """Log time (ms) from which the owner should append a `purge` (section 16)."""
+        store = Store(state, {})
+        settings = Engine(self._settings).settings(state)
+        return next_purge(Context(store, settings, store.clock.now_ms, None, []))
 
     def gauges(self, state: State) -> Mapping[str, int]:
         """Counters and gauges by name."""

@@ -11,6 +11,7 @@ raises it; an unknown bucket has none. Dropping them at any time changes no answ
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 
@@ -25,13 +26,14 @@ _clocks = msgspec.msgpack.Decoder(Clock)
 _waiters = msgspec.msgpack.Decoder(Waiter)
 _remembered = msgspec.msgpack.Decoder(Remembered)
 DERIVED = b"celopqtvx"
-Slots = dict[bytes, list[int]]
+MINUTES_A_DAY = 1_440
+Slots = dict[int, list[int]]
 
 
 class Store:
     """One record's view of the state. `clock` is read at once; `flush` writes clock and counters back."""
 
-    __slots__ = ("_clock_before", "_slots", "clock", "heads", "state")
+    __slots__ = ("_clock_before", "_minutes", "_totals", "clock", "heads", "state")
 
     def __init__(self, state: State, heads: dict[int, int]) -> None:
         self.state = state
@@ -39,18 +41,34 @@ class Store:
         raw = state.get(keys.CLOCK)
         self.clock = _clocks.decode(raw) if raw is not None else Clock()
         self._clock_before = raw
-        self._slots: Slots = {}
+        self._minutes: Slots = {}
+        self._totals: dict[str, int] = {}
 
     def flush(self) -> None:
         """Write the counters gathered so far and the clock."""
-        for key, change in self._slots.items():
-            if change[0] or change[1]:
-                add_to_slot(self.state, key, change[0], change[1])
-        self._slots.clear()
+        if self._minutes:
+            self._flush_slots()
+        if self._totals:
+            changes = {name: getattr(self.clock, name) + by for name, by in self._totals.items()}
+            self.clock = msgspec.structs.replace(self.clock, **changes)
+            self._totals.clear()
         raw = _encode(self.clock)
         if raw != self._clock_before:
             self.state.put(keys.CLOCK, raw)
             self._clock_before = raw
+
+    def _flush_slots(self) -> None:
+        days: Slots = {}
+        for minute, (all_, locked) in self._minutes.items():
+            day = days.setdefault(minute // MINUTES_A_DAY, [0, 0])
+            day[0] += all_
+            day[1] += locked
+            if all_ or locked:
+                add_to_slot(self.state, keys.minute_key(minute), all_, locked)
+        for number, (all_, locked) in days.items():
+            if all_ or locked:
+                add_to_slot(self.state, keys.day_key(number), all_, locked)
+        self._minutes.clear()
 
     # messages
 
@@ -82,23 +100,23 @@ class Store:
                 self.heads[after.bucket] = after.timestamp
 
     def _count(self, message: Message | None, by: int) -> None:
+        """Section 10: counters change in the same batch as the state."""
         if message is None:
             return
-        change = {}
+        totals = self._totals
         if message.deleted:
-            change["tombstones"] = self.clock.tombstones + by
-        elif message.parked:
-            change["parked"] = self.clock.parked + by
-        else:
-            change["live"] = self.clock.live + by
-            locked = by if message.lock is not None else 0
-            for key in slots_of(message.timestamp):
-                slot = self._slots.setdefault(key, [0, 0])
-                slot[0] += by
-                slot[1] += locked
-        if message.source is not None and not message.deleted:
-            change["buffered"] = self.clock.buffered + by
-        self.clock = msgspec.structs.replace(self.clock, **change)
+            totals["tombstones"] = totals.get("tombstones", 0) + by
+            return
+        if message.source is not None:
+            totals["buffered"] = totals.get("buffered", 0) + by
+        if message.parked:
+            totals["parked"] = totals.get("parked", 0) + by
+            return
+        totals["live"] = totals.get("live", 0) + by
+        slot = self._minutes.setdefault(message.timestamp // keys.MINUTE_MS, [0, 0])
+        slot[0] += by
+        if message.lock is not None:
+            slot[1] += by
 
     def remove_stray(self, buckets: Iterable[int], timestamp: int, id_: bytes) -> None:
         """An index entry without its record: removed and counted (section 13.7)."""
@@ -130,9 +148,9 @@ class Store:
         raw = self.state.get(keys.waiter_key(sequence))
         return None if raw is None else _waiters.decode(raw)
 
-    def waiters(self) -> list[tuple[int, Waiter]]:
-        """All waiting polls, first come first."""
-        found = self.state.scan(b"w", b"w" + keys.END)
+    def waiters(self, start: int = 0, limit: int | None = None) -> list[tuple[int, Waiter]]:
+        """Waiting polls from sequence `start`, first come first."""
+        found = islice(self.state.scan(keys.waiter_key(start), b"w" + keys.END * 9), limit)
         return [(int.from_bytes(key[1:]), _waiters.decode(raw)) for key, raw in found]
 
     def enqueue(self, waiter: Waiter) -> int:

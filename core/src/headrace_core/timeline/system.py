@@ -91,6 +91,16 @@ def _purge_requests(context: Context) -> int:
     return gone
 
 
+def next_purge(context: Context) -> int | None:
+    """NOW at which a `purge` removes something; None: nothing waits for one. O(log n)."""
+    settings, times = context.settings, []
+    windows = [(b"x", settings.dedup_window_ms), (b"e", settings.dedup_window_ms)]
+    windows += [(b"p", settings.parked_retention_ms)] if settings.parked_retention_ms else []
+    for family, window_ms in windows:
+        times += [int.from_bytes(key[1:9]) + window_ms for key in context.store.scan(family, family + keys.END, 1)]
+    return min(times, default=None)
+
+
 def configure(context: Context, args: Args) -> Answer:
     """Change settings from this record on (section 2)."""
     settings = context.settings.changed(args.get("settings"))

@@ -169,3 +169,19 @@ def test_verify_reports_and_repairs_differences() -> None:
     assert {key: value for key, value in mended.items() if key[:1] != b"s"} == {
         key: value for key, value in right.items() if key[:1] != b"s"
     }
+
+
+def test_many_waits_are_answered_in_the_order_in_which_they_came() -> None:
+    """Grants and ends mixed, over more than one page of waiters."""
+    d = Driver()
+    for n in range(150):
+        d.ok("poll", consumer=f"C{n}", lease_ms=50, limit=1, wait_ms=10 if n % 3 == 0 else 100)
+    for n in range(20):
+        d.ok("create", id=f"m{n:02}", group="P", timestamp=10)
+    d.now = 10
+    served = d.ok("tick")["served"]
+    assert [s["consumer"] for s in served if s["ids"]] == [f"C{n}" for n in range(150) if n % 3][:20]
+    assert [s["consumer"] for s in served if not s["ids"]] == [f"C{n}" for n in range(0, 150, 3)]
+    numbers = [int(s["consumer"][1:]) for s in served]
+    assert numbers == sorted(numbers)
+    assert [s["has_more"] for s in served if s["ids"]] == [True] * 19 + [False]

@@ -171,3 +171,14 @@ def test_forgetting_the_hints_changes_no_answer() -> None:
     bench.stage.forget()
     (due,) = bench.command("due", {}, at=T + 100)
     assert len(json.loads(due.value or b"")["ids"]) == 5
+
+
+def test_a_purge_is_due_at_the_end_of_the_first_window() -> None:
+    bench = Bench(Settings(bucket_count=8, partitions=1, dedup_window_ms=100))
+    assert bench.stage.next_purge(bench.state) is None
+    bench.command("create", {"group": "P", "delay_ms": 5}, key=b"a")
+    assert bench.stage.next_purge(bench.state) is None
+    bench.command("cancel", {"group": "P"}, key=b"a", at=T + 7)
+    assert bench.stage.next_purge(bench.state) == T + 107
+    bench.command("purge", {}, at=T + 107)
+    assert bench.stage.next_purge(bench.state) is None
