@@ -39,9 +39,19 @@ test: system setup ## set everything up and pass the tests
 soak: setup ## the simulations of the stages, 1,000,000 steps each
 	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest --timeout=1800 tests/model/test_batching_simulation.py tests/model/test_registration_simulation.py
 
+.PHONY: mutants
+mutants: setup ## change the engines' code bit by bit: which changes does no test see? ONLY="pattern ..." for some
+	@mkdir -p mutants && rm -rf mutants/src mutants/tests && cp -rp core/src tests pyproject.toml mutants/
+	$(RUN) bash -c 'cd mutants && mutmut run $(ONLY)'
+	$(RUN) bash -c 'cd mutants && mutmut results' | grep -v ": not checked" || true
+
 .PHONY: demo
 demo: system setup ## the whole on this computer: its own readings from MQTT to the store
 	@$(RUN) headrace demo
+
+.PHONY: bench
+bench: setup ## figures of the engines beside their targets (a quarter of an hour; --quick: a minute)
+	$(RUN) python -m bench engines --json
 
 .PHONY: up
 up: ## build and start all in Docker, wait until healthy, print where it listens

@@ -175,7 +175,10 @@ def pass_on(work: Work, root: str, tid: str, channel: str, message: Message) -> 
 def mark(work: Work, root: str, tid: str, topic: str, *, retained: bool) -> None:
     """Remember whether the last message of a data topic was retained and not empty (section 9)."""
     name = key(b"V", root, tid) + topic.encode()
-    work.store.write(name, b"" if retained else None)
+    if retained:
+        work.store.write(name, b"")
+    elif work.store.raw(name) is not None:
+        work.store.delete(name)
 
 
 def set_twin(work: Work, root: str, tid: str, name: str, value: object) -> None:

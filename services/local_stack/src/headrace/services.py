@@ -141,7 +141,7 @@ def spark(setup: Setup) -> Service:
         name="spark",
         argv=[sys.executable, "-m", "headrace_spark.jobs.writer", "--config", str(job)],
         env={"JAVA_HOME": str(runtime), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(folder / "scratch")},
-        ready=lambda child: '"event": "started"' in child.log_text(),
+        ready=lambda _: answers(f"{setup.url('spark')}/readyz"),
         address=setup.url("spark"),
     )
 
