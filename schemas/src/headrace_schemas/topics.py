@@ -88,8 +88,8 @@ FAMILIES = {
         "H": "changed parents, for listings",
     },
     "batching": {
-        "c": "clock and numbers given out", "b": "open batches", "m": "their members", "h": "identities",
-        "r": "highest id seen of each input", "n": "counters",
+        "c": "clock and numbers given out", "b": "open batches and their last members", "m": "earlier members",
+        "x": "identities of closed batches", "r": "highest id seen of each input", "n": "counters",
     },
 }  # fmt: skip
 """First bytes of the keys in a stage's changelog."""
