@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
+from headrace import child_exec
 from headrace.jars import kafka_jars
 from headrace.java import java
 from headrace_core.errors import HeadraceError
@@ -59,12 +59,11 @@ class KafkaServer:
         command = self.prepare()
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                command,
+                child_exec.command(command, interrupt="ignore"),
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 cwd=self._dir,
-                preexec_fn=die_with_parent,
             )
         self._wait_ready()
         return self
@@ -165,13 +164,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
-
-
-def die_with_parent() -> None:
-    """In a child before exec: be killed when the parent dies (Linux); Ctrl-C is the parent's business."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _base64_uuid(value: uuid.UUID) -> str:

@@ -17,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from headrace.kafka import die_with_parent, free_port
+from headrace import child_exec
+from headrace.kafka import free_port
 from headrace_core.errors import HeadraceError
 
 READY_S = 20
@@ -66,8 +67,8 @@ class MqttBroker:
         command = self.prepare()
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._dir,
-                preexec_fn=die_with_parent,
+                child_exec.command(command, interrupt="ignore"), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                cwd=self._dir,
             )  # fmt: skip
         self._wait_ready()
         return self

@@ -11,9 +11,7 @@ the next start kills what the record of the last one still names (`end_strays`).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import resource
 import signal
 import subprocess
 import time
@@ -24,12 +22,11 @@ from pathlib import Path
 
 import psutil
 
+from headrace import child_exec
 from headrace_core.errors import HeadraceError
 
-PR_SET_PDEATHSIG = 1
 TAIL_BYTES = 3000
 POLL_S = 0.05
-_LIBC = ctypes.CDLL(None)  # loaded before any fork
 
 
 class ServiceDied(HeadraceError):
@@ -94,8 +91,8 @@ class Supervisor:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             process = subprocess.Popen(
-                argv, stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=cwd, env=env, start_new_session=True,
-                preexec_fn=_before_exec(os.getpid(), memory),
+                child_exec.command(argv, memory_bytes=memory), stdout=file, stderr=file, stdin=subprocess.DEVNULL,
+                cwd=cwd, env=env, start_new_session=True,
             )  # fmt: skip
             self.children[name] = Child(name, process, log, file.tell())
         return self.children[name]
@@ -180,20 +177,6 @@ def wait_for(condition: Callable[[], bool], limit_s: float, every_s: float = POL
             return False
         time.sleep(every_s)
     return True
-
-
-def _before_exec(supervisor: int, memory: int | None) -> Callable[[], None]:
-    def prepare() -> None:
-        with contextlib.suppress(AttributeError):
-            _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:
-            os._exit(1)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        if memory is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-
-    return prepare
 
 
 def _signal_name(number: int) -> str:
