@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import structlog
+from faust.types import TP
 
 from headrace_core.stage import Stage
 from headrace_streams.faults import Faults
@@ -78,6 +79,11 @@ class Worker:
             return None
         return None if highwater is None else max(0, int(highwater) - offset)
 
+    def describe_consumer(self, runner: PartitionRunner, now: float) -> dict[str, Any]:
+        """What the consumer is at with the partition, for the log. `now` is monotonic s."""
+        silent = round(now - self.app.consumer.last_heartbeat, 1)
+        return {**self.app.consumer.describe(_tp(runner)), "heartbeat": silent}
+
     def stage_gauges(self) -> list[tuple[str, int, str, int]]:
         """(stage, partition, name, value) of all ready partitions."""
         rows = []
@@ -104,9 +110,7 @@ class Worker:
             runner.submit(Chunk(event.value, event.ack))
 
     async def _seek(self, topic: str, partition: int, offset: int) -> None:
-        tp = next((tp for tp in self.app.consumer.assignment() if tp == (topic, partition)), None)
-        if tp is not None:
-            await self.app.consumer.seek_wait({tp: offset})
+        await self.app.consumer.go_to(TP(topic, partition), offset)
 
     async def _on_assigned(self, _app: Any, assigned: set[Any], **_: Any) -> None:
         for tp in sorted(assigned):
@@ -127,6 +131,4 @@ class Worker:
 
 
 def _tp(runner: PartitionRunner) -> Any:
-    from faust.types import TP
-
     return TP(runner.topic, runner.partition)

@@ -1,0 +1,88 @@
+"""The watchdog: a partition with lag that makes no progress for too long ends the process (`streams.md` 5).
+
+Judging by the marker and the lag of one moment alone raised false alarms:
+- A large chunk on a starved machine. Seen: a tenth of a core, an outage's backlog of 1,500 records in one chunk, and no
+  marker for a minute, while the engine was at work all the time. Progress is therefore that a runner gets to another
+  step of `streams.md` 2, or through a turn of step 2. An await that never returns is none.
+- The first record after a quiet minute: the marker is old, and for as long as its chunk takes there is lag. Only time
+  with lag counts.
+- A process that did not run itself (SIGSTOP, a suspended machine): only time in which the watchdog ran counts.
+
+Before it ends the process it logs what each runner and the consumer are at, a line per partition, with the processor
+time of the process since the partition was last well: little of it tells a starved machine from a hanging one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, NamedTuple
+
+import structlog
+
+from headrace_streams.runner import PartitionRunner
+from headrace_streams.worker import Worker, fatal
+
+log = structlog.get_logger(__name__)
+
+ROUND_S = 0.25
+SLEPT_S = 3.0
+
+
+class Stalled(Exception):
+    """A partition has lag, and has made no progress for too long."""
+
+
+class Well(NamedTuple):
+    """A moment: monotonic seconds, and the processor seconds that the process had used by then."""
+
+    at: float
+    cpu: float
+
+
+class Watchdog:
+    """Looks at all runners of a worker, a few times a second."""
+
+    def __init__(self, worker: Worker, stall_s: float) -> None:
+        self._worker = worker
+        self._stall_s = stall_s
+        self._well: dict[PartitionRunner, Well] = {}
+        self._looked_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Until cancelled. A stall, or any other error, ends the process."""
+        try:
+            while True:
+                await asyncio.sleep(ROUND_S)
+                self.look(time.monotonic())
+        except Exception as error:
+            fatal(error, "watchdog")
+
+    def look(self, now: float) -> None:
+        """One round at `now` (monotonic s). Raises Stalled."""
+        slept, self._looked_at = now - self._looked_at > SLEPT_S, now
+        known, fresh = ({} if slept else self._well), Well(now, time.process_time())
+        self._well = {r: self._last_well(r, known.get(r, fresh), fresh) for r in self._worker.runners.values()}
+        for runner, well in self._well.items():
+            if now - well.at > self._stall_s:
+                self._tell(fresh)
+                raise Stalled(f"{runner.topic}-{runner.partition}: no progress for {self._stall_s} s at {runner.step}")
+
+    def _last_well(self, runner: PartitionRunner, known: Well, now: Well) -> Well:
+        """When the partition last had no lag or made progress."""
+        return known if self._worker.lag(runner) and runner.progress_at <= known.at else now
+
+    def _tell(self, now: Well) -> None:
+        for runner, well in self._well.items():
+            cpu = round(now.cpu - well.cpu, 1)
+            log.error("stalled", **describe(runner, now.at), well=round(now.at - well.at, 1), cpu=cpu,
+                      lag=self._worker.lag(runner), **self._worker.describe_consumer(runner, now.at))  # fmt: skip
+
+
+def describe(runner: PartitionRunner, now: float) -> dict[str, Any]:
+    """What a runner is at. Times are seconds ago."""
+    return {
+        "topic": runner.topic, "partition": runner.partition, "step": runner.step, "busy": runner.busy,
+        "since": round(now - runner.progress_at, 1), "marker": runner.next_offset and runner.next_offset - 1,
+        "marker_moved": round(now - runner.moved_at, 1), "waiting": runner.waiting,
+    }  # fmt: skip
