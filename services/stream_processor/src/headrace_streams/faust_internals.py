@@ -13,7 +13,8 @@ What is overridden, and where it is in Faust:
 - `faust/transport/drivers/aiokafka.py` `AIOKafkaConsumerThread._create_worker_consumer` (long poll 1500 ms: the
   aiokafka fetcher has one fetch a broker in flight and leaves out partitions whose records are still buffered, so the
   long poll for the drained ones holds up the others) -> long poll of 25 ms.
-- `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat.
+- `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat; `on_thread_stop`: a
+  static member leaves the group too when it is told to stop, so that others take over at once.
 - `faust/serializers/schemas.py` `Schema.compile` (serializers, models) -> the message's value as it is.
 """
 
@@ -81,6 +82,11 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
             return joined
 
         coordinator._do_heartbeat, coordinator._do_rejoin_group = noted_heartbeat, noted_rejoin
+
+    async def on_thread_stop(self) -> None:
+        if self._consumer is not None:
+            self._consumer._coordinator._group_instance_id = None
+        await super().on_thread_stop()
 
 
 class ChunkConsumer(driver.Consumer):
@@ -196,9 +202,20 @@ class ChunkSchema(Schema):
 
 
 def make_app(
-    *, group: str, bootstrap: str, data_dir: Path, markers: Markers, chunk_records: int, session_timeout_s: float
+    *,
+    group: str,
+    bootstrap: str,
+    data_dir: Path,
+    markers: Markers,
+    chunk_records: int,
+    session_timeout_s: float,
+    instance: str = "",
 ) -> Any:
-    """A Faust app with the chunk consumer. Faust brings the group, the assignment and the worker's life cycle."""
+    """A Faust app with the chunk consumer. Faust brings the group, the assignment and the worker's life cycle.
+
+    With an `instance` the member is static: a restart takes the place of the member that was killed at once. Whoever
+    uses an instance must be sure that the last one is dead; the lock on the databases of its directory makes it so.
+    """
     app = faust.App(
         group,
         broker=";".join(f"kafka://{server.strip()}" for server in bootstrap.split(",")),
@@ -216,6 +233,7 @@ def make_app(
         broker_heartbeat_interval=session_timeout_s / 4,
         consumer_max_fetch_size=FETCH_BYTES,
         consumer_auto_offset_reset="earliest",
+        consumer_group_instance_id=instance or None,
     )
     app.headrace = markers
     app.finalize()

@@ -43,6 +43,7 @@ class Worker:
         self.app = make_app(
             group=settings.prefix + "streams", bootstrap=settings.kafka, data_dir=settings.data_dir, markers=self,
             chunk_records=settings.chunk_records, session_timeout_s=settings.session_timeout_s,
+            instance=settings.instance,
         )  # fmt: skip
         self._around = Surroundings(
             bootstrap=settings.kafka, prefix=settings.prefix, data_dir=settings.data_dir, outlet=outlet,
