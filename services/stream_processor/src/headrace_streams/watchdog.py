@@ -6,7 +6,8 @@ Judging by the marker and the lag of one moment alone raised false alarms:
   step of `streams.md` 2, or through a turn of step 2. An await that never returns is none.
 - The first record after a quiet minute: the marker is old, and for as long as its chunk takes there is lag. Only time
   with lag counts.
-- A process that did not run itself (SIGSTOP, a suspended machine): only time in which the watchdog ran counts.
+- A process that did not run itself (SIGSTOP, a suspended machine): only time in which the watchdog ran counts, for
+  each of its rounds 3 s at most.
 
 Before it ends the process it logs what each runner and the consumer are at, a line per partition, with the processor
 time of the process since the partition was last well: little of it tells a starved machine from a hanging one.
@@ -26,7 +27,7 @@ from headrace_streams.worker import Worker, fatal
 log = structlog.get_logger(__name__)
 
 ROUND_S = 0.25
-SLEPT_S = 3.0
+LATE_S = 3.0
 
 
 class Stalled(Exception):
@@ -34,10 +35,11 @@ class Stalled(Exception):
 
 
 class Well(NamedTuple):
-    """A moment: monotonic seconds, and the processor seconds that the process had used by then."""
+    """When a partition was last well, in the watchdog's seconds and in processor seconds of the process."""
 
     at: float
     cpu: float
+    progress_at: float
 
 
 class Watchdog:
@@ -48,6 +50,7 @@ class Watchdog:
         self._stall_s = stall_s
         self._well: dict[PartitionRunner, Well] = {}
         self._looked_at = time.monotonic()
+        self._ran = 0.0
 
     async def run(self) -> None:
         """Until cancelled. A stall, or any other error, ends the process."""
@@ -60,23 +63,25 @@ class Watchdog:
 
     def look(self, now: float) -> None:
         """One round at `now` (monotonic s). Raises Stalled."""
-        slept, self._looked_at = now - self._looked_at > SLEPT_S, now
-        known, fresh = ({} if slept else self._well), Well(now, time.process_time())
-        self._well = {r: self._last_well(r, known.get(r, fresh), fresh) for r in self._worker.runners.values()}
+        self._ran += min(now - self._looked_at, LATE_S)
+        self._looked_at = now
+        self._well = {runner: self._last_well(runner) for runner in self._worker.runners.values()}
         for runner, well in self._well.items():
-            if now - well.at > self._stall_s:
-                self._tell(fresh)
+            if self._ran - well.at > self._stall_s:
+                self._tell(now)
                 raise Stalled(f"{runner.topic}-{runner.partition}: no progress for {self._stall_s} s at {runner.step}")
 
-    def _last_well(self, runner: PartitionRunner, known: Well, now: Well) -> Well:
-        """When the partition last had no lag or made progress."""
-        return known if self._worker.lag(runner) and runner.progress_at <= known.at else now
+    def _last_well(self, runner: PartitionRunner) -> Well:
+        known = self._well.get(runner)
+        if known and known.progress_at == runner.progress_at and self._worker.lag(runner):
+            return known
+        return Well(self._ran, time.process_time(), runner.progress_at)
 
-    def _tell(self, now: Well) -> None:
+    def _tell(self, now: float) -> None:
         for runner, well in self._well.items():
-            cpu = round(now.cpu - well.cpu, 1)
-            log.error("stalled", **describe(runner, now.at), well=round(now.at - well.at, 1), cpu=cpu,
-                      lag=self._worker.lag(runner), **self._worker.describe_consumer(runner, now.at))  # fmt: skip
+            used = round(time.process_time() - well.cpu, 1)
+            log.error("stalled", **describe(runner, now), well=round(self._ran - well.at, 1), cpu=used,
+                      lag=self._worker.lag(runner), **self._worker.describe_consumer(runner, now))  # fmt: skip
 
 
 def describe(runner: PartitionRunner, now: float) -> dict[str, Any]:
