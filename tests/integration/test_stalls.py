@@ -58,6 +58,19 @@ def test_the_first_records_after_a_long_silence_are_no_stall(worker: StreamsWork
     assert worker.terminate() == 0
 
 
+def test_a_small_chunk_does_not_wait_for_slices_of_a_large_one(worker: StreamsWorker) -> None:
+    worker.start().wait_ready()
+    assert worker.terminate() == 0
+    produce(worker.kafka, worker.prefix + "raw", slow(1_500))
+    worker.start().wait_ready()
+    until(lambda: worker.metric('headrace_stage_lag{partition="0"') > 0, "a large chunk under way")
+    produce(worker.kafka, worker.prefix + "raw", [(1, b"k1", b"1")])
+    until(lambda: worker.metric('headrace_stage_offset{partition="1"') == 1, "the small chunk")
+    assert worker.metric('headrace_stage_offset{partition="0"') == 0
+    assert worker.metric('headrace_stage_lag{partition="0"') == 1_500
+    worker.kill()
+
+
 def test_records_fetched_for_a_generation_that_is_over_are_read_again_without_another_record(
     worker: StreamsWorker,
 ) -> None:

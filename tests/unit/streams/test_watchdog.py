@@ -31,18 +31,20 @@ class Runner:
 
 @dataclass
 class Partitions:
-    """What it sees of a worker: one runner and its lag."""
+    """What it sees of a worker: a runner with lag, and one without."""
 
     runner: Runner = field(default_factory=Runner)
+    other: Runner = field(default_factory=lambda: Runner(partition=2, step="2 engine"))
+    flowing: bool = True
     records: int | None = 0
     began: float = field(default_factory=time.monotonic)
 
     @property
     def runners(self) -> dict[tuple[str, int], Runner]:
-        return {("t.routed", 3): self.runner}
+        return {("t.routed", 3): self.runner, ("t.routed", 2): self.other}
 
-    def lag(self, _: Runner) -> int | None:
-        return self.records
+    def lag(self, runner: Runner) -> int | None:
+        return self.records if runner is self.runner else 0
 
     def describe_consumer(self, _: Runner, __: float) -> dict[str, Any]:
         return {"position": 8134}
@@ -69,7 +71,7 @@ def test_lag_without_progress_is_a_stall_and_is_told(watchdog: Watchdog, worker:
     watch(watchdog, worker, 0, STALL_S)
     with capture_logs() as told, pytest.raises(Stalled, match=r"t\.routed-3: no progress .* at 3 emissions"):
         watch(watchdog, worker, STALL_S, 3)
-    (line,) = told
+    line, _ = told
     assert (line["step"], line["marker"], line["waiting"], line["lag"], line["position"]) == (
         "3 emissions",
         8133,
@@ -105,3 +107,21 @@ def test_time_in_which_the_process_did_not_run_does_not_count(watchdog: Watchdog
     watch(watchdog, worker, 3_600, STALL_S - 30 - LATE_S)
     with pytest.raises(Stalled):
         watch(watchdog, worker, 3_600 + STALL_S - 30 - LATE_S, 5)
+
+
+def test_during_a_rebalance_the_progress_of_one_is_that_of_all(watchdog: Watchdog, worker: Partitions) -> None:
+    worker.records, worker.flowing = 5, False
+    for turn in range(10):
+        worker.other.progress_at = float(turn)
+        watch(watchdog, worker, turn * 50, 50)
+    with pytest.raises(Stalled):
+        watch(watchdog, worker, 500, STALL_S)
+
+
+def test_the_progress_of_another_partition_is_none_otherwise(watchdog: Watchdog, worker: Partitions) -> None:
+    worker.records = 5
+    for second in range(int(STALL_S) + 1):
+        worker.other.progress_at = float(second)
+        watch(watchdog, worker, second, 1)
+    with pytest.raises(Stalled):
+        watch(watchdog, worker, STALL_S + 1, 2)

@@ -15,6 +15,8 @@ What is overridden, and where it is in Faust:
   long poll for the drained ones holds up the others) -> long poll of 25 ms.
 - `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat; `on_thread_stop`: a
   static member leaves the group too when it is told to stop, so that others take over at once.
+- Setting `stream_wait_empty` off: a revocation would wait for all chunks handed over. Closing a runner waits for the
+  one under way and drops the others, in `on_partitions_revoked`, which the rebalance waits for.
 - `faust/serializers/schemas.py` `Schema.compile` (serializers, models) -> the message's value as it is.
 """
 
@@ -225,7 +227,7 @@ def make_app(
         topic_allow_declare=False,
         topic_disable_leader=True,
         stream_buffer_maxsize=16,
-        stream_wait_empty=True,
+        stream_wait_empty=False,
         stream_recovery_delay=0.0,
         broker_commit_interval=1.0,
         broker_max_poll_records=chunk_records,

@@ -6,6 +6,8 @@ Judging by the marker and the lag of one moment alone raised false alarms:
   step of `streams.md` 2, or through a turn of step 2. An await that never returns is none.
 - The first record after a quiet minute: the marker is old, and for as long as its chunk takes there is lag. Only time
   with lag counts.
+- A rebalance. It waits for the chunks under way, and no partition gets another before it is over; so while it lasts,
+  the progress of one is that of all.
 - A process that did not run itself (SIGSTOP, a suspended machine): only time in which the watchdog ran counts, for
   each of its rounds 3 s at most.
 
@@ -65,17 +67,19 @@ class Watchdog:
         """One round at `now` (monotonic s). Raises Stalled."""
         self._ran += min(now - self._looked_at, LATE_S)
         self._looked_at = now
-        self._well = {runner: self._last_well(runner) for runner in self._worker.runners.values()}
+        runners = list(self._worker.runners.values())
+        newest = 0.0 if self._worker.flowing else max((runner.progress_at for runner in runners), default=0.0)
+        self._well = {runner: self._last_well(runner, max(newest, runner.progress_at)) for runner in runners}
         for runner, well in self._well.items():
             if self._ran - well.at > self._stall_s:
                 self._tell(now)
                 raise Stalled(f"{runner.topic}-{runner.partition}: no progress for {self._stall_s} s at {runner.step}")
 
-    def _last_well(self, runner: PartitionRunner) -> Well:
+    def _last_well(self, runner: PartitionRunner, progress_at: float) -> Well:
         known = self._well.get(runner)
-        if known and known.progress_at == runner.progress_at and self._worker.lag(runner):
+        if known and progress_at <= known.progress_at and self._worker.lag(runner):
             return known
-        return Well(self._ran, time.process_time(), runner.progress_at)
+        return Well(self._ran, time.process_time(), progress_at)
 
     def _tell(self, now: float) -> None:
         for runner, well in self._well.items():

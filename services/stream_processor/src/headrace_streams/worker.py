@@ -70,6 +70,11 @@ class Worker:
         """Assigned, and every assigned partition restored."""
         return self.assigned_once and all(runner.ready for runner in self.runners.values())
 
+    @property
+    def flowing(self) -> bool:
+        """Whether the consumer hands over chunks; during a rebalance it does not."""
+        return bool(self.app.consumer.flow_active)
+
     def lag(self, runner: PartitionRunner) -> int | None:
         """Records of the input that are not applied yet, as of the last fetch; None if not known."""
         if (offset := runner.next_offset) is None:
@@ -99,7 +104,8 @@ class Worker:
         await self.app.start()
 
     async def stop(self) -> None:
-        """Leave the group after the chunks under way, then close the databases."""
+        """Finish the chunks under way and close the databases, and only then leave the group."""
+        await self._close(list(self.runners))
         await self.app.stop()
         await self._close(list(self.runners))
 
