@@ -10,8 +10,12 @@ help: ## list all targets
 
 .PHONY: setup
 setup: ## install uv (if missing) and the locked environment
-	@command -v uv >/dev/null || [ -x .tools/bin/uv ] || { python3 -m venv .tools && .tools/bin/pip install --quiet uv; }
-	@$$(command -v uv || echo .tools/bin/uv) sync --locked --quiet
+	@command -v uv >/dev/null || [ -x .tools/bin/uv ] || scripts/install-uv
+	@$(UV) sync --locked --quiet
+
+.PHONY: system
+system: ## a Java runtime and mosquitto: found, or installed from the distribution
+	@scripts/system-packages
 
 .PHONY: check
 check: setup ## format, lint, types, import rules, lock
@@ -28,13 +32,39 @@ format: setup ## rewrite the code in the project's format
 	$(RUN) ruff check --fix .
 
 .PHONY: test
-test: setup ## set everything up and pass the tests
+test: system setup ## set everything up and pass the tests
 	$(RUN) pytest -m "not soak"
 
 .PHONY: soak
 soak: setup ## the simulations of the stages, 1,000,000 steps each
 	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest --timeout=1800 tests/model/test_batching_simulation.py tests/model/test_registration_simulation.py
 
+.PHONY: mutants
+mutants: setup ## change the engines' code bit by bit: which changes does no test see? ONLY="pattern ..." for some
+	@mkdir -p mutants && rm -rf mutants/src mutants/tests && cp -rp core/src tests pyproject.toml mutants/
+	$(RUN) bash -c 'cd mutants && mutmut run $(ONLY)'
+	$(RUN) bash -c 'cd mutants && mutmut results' | grep -v ": not checked" || true
+
 .PHONY: demo
-demo: ## run the main job (not there yet: needs the bridge and the command line)
-	@echo 'make demo: the bridge and the command line are not there yet; see "Where it stands" in README.md' >&2; exit 1
+demo: system setup ## the whole on this computer: its own readings from MQTT to the store
+	@$(RUN) headrace demo
+
+.PHONY: bench
+bench: setup ## figures of the engines beside their targets (a quarter of an hour; --quick: a minute)
+	$(RUN) python -m bench engines --json
+
+.PHONY: up
+up: ## build and start all in Docker, wait until healthy, print where it listens
+	docker compose up --build --detach --wait
+	@printf '  %-9s %s\n' \
+	  MQTT     "mqtt://127.0.0.1:$${HEADRACE_MQTT_PORT:-1883}" \
+	  Kafka    "127.0.0.1:$${HEADRACE_KAFKA_PORT:-9092}  (topics headrace.*)" \
+	  API      "http://127.0.0.1:$${HEADRACE_API_PORT:-8080}" \
+	  bridge   "http://127.0.0.1:$${HEADRACE_BRIDGE_PORT:-8081}/metrics" \
+	  streams  "http://127.0.0.1:$${HEADRACE_STREAMS_PORT:-8082}/metrics" \
+	  database "postgresql://headrace:headrace@127.0.0.1:$${HEADRACE_POSTGRES_PORT:-5432}/headrace  (table measurements)" \
+	  publish  "docker compose --profile demo run --rm publisher"
+
+.PHONY: down
+down: ## stop what `make up` started; its volumes stay (docker compose down --volumes deletes them)
+	docker compose --profile demo down

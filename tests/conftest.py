@@ -1,4 +1,7 @@
-"""What all tests share: one real Kafka broker for a session, a fresh prefix of topic names for each test."""
+"""What all tests share: one real Kafka broker for a session, a fresh prefix of topic names for each test.
+
+Tests marked `docker` are skipped where no engine runs, and the summary says so; with the variable CI set they fail.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,22 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.kafka import KafkaServer
+from tests.support.docker import engine_problem, in_ci
+
+NO_ENGINE = "needs a Docker engine: "
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("docker") and (problem := engine_problem()):
+        (pytest.fail if in_ci() else pytest.skip)(NO_ENGINE + problem)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [report for report in terminalreporter.getreports("skipped") if NO_ENGINE in str(report.longrepr)]
+    if skipped:
+        terminalreporter.section("NOT TESTED", sep="!", red=True, bold=True)
+        terminalreporter.line(f"{len(skipped)} tests with containers were skipped: {engine_problem()}", red=True)
 
 
 @pytest.fixture(scope="session")

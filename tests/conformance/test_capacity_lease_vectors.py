@@ -1,7 +1,7 @@
 """The examples of the lease store and its pure functions: kinds `lease`, `share`, `worth` and `ramp`.
 
-The kind `scenario` needs real processes and stores and belongs to the chaos tests; the kinds `batcher`, `agent` and
-`pause` to the batcher's own conformance tests.
+The kind `scenario` is in test_capacity_scenarios.py, the kinds `batcher`, `agent` and `pause` in
+test_capacity_batcher_vectors.py.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class World:
         self.chance = random.Random(seed)
         self.now_ms = 0
         self.store = MemoryStore(lambda: self.now_ms)
-        self.lease = LeaseConfig(ttl_ms=3000, renew_interval_ms=500, quarantine_ms=quarantine_ms)
+        self.lease = LeaseConfig(ttl_ms=3000, renew_interval_ms=500, quarantine_ms=quarantine_ms, for_tests=True)
         self.watcher = Watcher(lambda batch: batch)
         self.owners = [self.new_owner(n) for n in range(owners)]
         self.dispatched: list[tuple[int, int]] = []

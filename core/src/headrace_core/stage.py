@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from headrace_core.state import State
 
@@ -68,6 +68,14 @@ class Stage(Protocol):
 
     def forget(self) -> None:
         """Empty all caches."""
+
+
+@runtime_checkable
+class FollowsClock(Protocol):
+    """A stage that wants ticks at every interval while something waits, and not only once it is due."""
+
+    def follows_clock(self, state: State) -> bool:
+        """Whether something is open (batching.md 4.5) or pending (registration.md 1). O(log n)."""
 
 
 def header(headers: Headers, name: str) -> bytes | None:

@@ -5,13 +5,20 @@ Keys start with one family byte; integers in keys are big-endian, so that time i
 
 Implementations: `MemoryState` (tests, simulation, benches), `Overlay` (one chunk's writes over another state,
 `streams.md` 2.2) and the RocksDB store of the stream processor.
+
+Order is made when it is asked for: a new key goes into a set of its family, and a scan sorts it in. So a family that is
+only read key by key (counters, identities) never pays for order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Protocol
+
+Item = tuple[bytes, bytes]
 
 
 class State(Protocol):
@@ -20,26 +27,100 @@ class State(Protocol):
     def get(self, key: bytes, /) -> bytes | None: ...
     def put(self, key: bytes, value: bytes, /) -> None: ...
     def delete(self, key: bytes, /) -> None: ...
-    def scan(self, start: bytes, stop: bytes, /) -> Iterator[tuple[bytes, bytes]]: ...
+    def scan(self, start: bytes, stop: bytes, /) -> Iterator[Item]: ...
+
+
+def first(state: State, start: bytes, stop: bytes) -> Item | None:
+    """The first item with `start <= key < stop`, or None."""
+    if isinstance(state, Overlay | MemoryState):
+        return state.first(start, stop)
+    return next(iter(state.scan(start, stop)), None)
+
+
+def hold(state: State, settle: Callable[[], None]) -> bool:
+    """Ask to be called before the writes of a chunk are read, to write what was held back until then.
+
+    False: `state` is no chunk, its writes count at once; so nothing may be held back over the end of a record.
+    """
+    if isinstance(state, Overlay):
+        state.hold(settle)
+        return True
+    return False
 
 
 BLOCK_KEYS = 512
 
 
 class SortedKeys:
-    """Keys in byte order, in blocks of at most `2 * BLOCK_KEYS`, so that adding one does not move all the others."""
+    """Keys in byte order, in blocks of at most `2 * BLOCK_KEYS`, so that adding one does not move all the others.
 
-    __slots__ = ("_blocks", "_firsts")
+    `fresh` takes new keys; they are sorted in when the order is asked for.
+    """
+
+    __slots__ = ("_blocks", "_count", "_firsts", "fresh")
 
     def __init__(self) -> None:
+        self.fresh: set[bytes] = set()
         self._blocks: list[list[bytes]] = []
         self._firsts: list[bytes] = []
+        self._count = 0
 
-    def add(self, key: bytes) -> None:
-        """Add a key that is not there yet."""
-        if not self._blocks:
-            self._blocks, self._firsts = [[key]], [key]
+    def remove(self, key: bytes) -> None:
+        """Remove a key that is there."""
+        if key in self.fresh:
+            self.fresh.remove(key)
             return
+        at = bisect_left(self._firsts, key)
+        if at == len(self._firsts) or self._firsts[at] != key:
+            at -= 1
+        block = self._blocks[at]
+        del block[bisect_left(block, key)]
+        self._count -= 1
+        if block:
+            self._firsts[at] = block[0]
+        else:
+            del self._blocks[at], self._firsts[at]
+
+    def between(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """Keys with `start <= key < stop`, lazily; the keys must not change meanwhile."""
+        if self.fresh:
+            self._sort_in()
+        for at in range(max(0, bisect_left(self._firsts, start) - 1), len(self._blocks)):
+            block = self._blocks[at]
+            if block[0] >= stop:
+                return
+            lowest = bisect_left(block, start) if block[0] < start else 0
+            last = len(block) if block[-1] < stop else bisect_left(block, stop)
+            for i in range(lowest, last):
+                yield block[i]
+
+    def first(self, start: bytes, stop: bytes) -> bytes | None:
+        """The first of `between`, without a generator."""
+        if self.fresh:
+            self._sort_in()
+        at = bisect_left(self._firsts, start)
+        if at and start <= self._blocks[at - 1][-1]:
+            block = self._blocks[at - 1]
+            found = block[bisect_left(block, start)]
+        elif at < len(self._firsts):
+            found = self._firsts[at]
+        else:
+            return None
+        return found if found < stop else None
+
+    def _sort_in(self) -> None:
+        """Few new keys are put in one by one, many by sorting all: O(log n) a key either way."""
+        if len(self.fresh) * 8 > self._count:
+            keys = sorted([key for block in self._blocks for key in block] + sorted(self.fresh))
+            self._blocks = [keys[at : at + BLOCK_KEYS] for at in range(0, len(keys), BLOCK_KEYS)]
+            self._firsts = [block[0] for block in self._blocks]
+        else:
+            for key in self.fresh:
+                self._insert(key)
+        self._count += len(self.fresh)
+        self.fresh.clear()
+
+    def _insert(self, key: bytes) -> None:
         at = max(0, bisect_left(self._firsts, key) - 1)
         block = self._blocks[at]
         insort(block, key)
@@ -48,109 +129,148 @@ class SortedKeys:
             self._blocks[at : at + 1] = [block[:BLOCK_KEYS], block[BLOCK_KEYS:]]
             self._firsts[at : at + 1] = [block[0], block[BLOCK_KEYS]]
 
-    def remove(self, key: bytes) -> None:
-        """Remove a key that is there."""
-        at = bisect_left(self._firsts, key)
-        if at == len(self._firsts) or self._firsts[at] != key:
-            at -= 1
-        block = self._blocks[at]
-        del block[bisect_left(block, key)]
-        if block:
-            self._firsts[at] = block[0]
-        else:
-            del self._blocks[at], self._firsts[at]
+
+class Families(defaultdict[int, SortedKeys]):
+    """Sorted keys by family byte."""
+
+    def __init__(self) -> None:
+        super().__init__(SortedKeys)
 
     def between(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """Keys with `start <= key < stop`, lazily; the keys must not change meanwhile."""
-        for at in range(max(0, bisect_left(self._firsts, start) - 1), len(self._blocks)):
-            block = self._blocks[at]
-            if block[0] >= stop:
-                return
-            first = bisect_left(block, start) if block[0] < start else 0
-            last = len(block) if block[-1] < stop else bisect_left(block, stop)
-            for i in range(first, last):
-                yield block[i]
+        """Keys with `start <= key < stop`, lazily."""
+        if in_one_family(start, stop):
+            return self[start[0]].between(start, stop) if start[0] in self else iter(())
+        families = [self[family] for family in sorted(self) if start[:1] <= bytes([family]) < stop]
+        return chain.from_iterable(keys.between(start, stop) for keys in families)
+
+    def first(self, start: bytes, stop: bytes) -> bytes | None:
+        """The first of `between`."""
+        if in_one_family(start, stop):
+            return self[start[0]].first(start, stop) if start[0] in self else None
+        return next(self.between(start, stop), None)
+
+
+def in_one_family(start: bytes, stop: bytes) -> bool:
+    """Whether all keys with `start <= key < stop` have the same first byte."""
+    if not start or not stop:
+        return False
+    return start[0] == stop[0] or (len(stop) == 1 and stop[0] == start[0] + 1)
 
 
 class MemoryState:
-    """A state in memory. Finding the place of a key costs O(log n), adding one O(log n) and a move of one block."""
+    """A state in memory. A key costs O(log n) once its family is scanned, O(1) before."""
 
     __slots__ = ("_keys", "_values")
 
     def __init__(self, items: Mapping[bytes, bytes] | None = None) -> None:
         self._values: dict[bytes, bytes] = {}
-        self._keys = SortedKeys()
-        for key in sorted(items or {}):
-            self.put(key, (items or {})[key])
+        self._keys = Families()
+        for key, value in (items or {}).items():
+            self.put(key, value)
 
     def get(self, key: bytes, /) -> bytes | None:
         return self._values.get(key)
 
     def put(self, key: bytes, value: bytes, /) -> None:
         if key not in self._values:
-            self._keys.add(key)
+            self._keys[key[0]].fresh.add(key)
         self._values[key] = value
 
     def delete(self, key: bytes, /) -> None:
         if self._values.pop(key, None) is not None:
-            self._keys.remove(key)
+            self._keys[key[0]].remove(key)
 
-    def scan(self, start: bytes, stop: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+    def commit(self, mutations: Mapping[bytes, bytes | None]) -> None:
+        """Take the writes of a chunk; None = deleted."""
+        values, families = self._values, self._keys
+        for key, value in mutations.items():
+            if value is None:
+                if values.pop(key, None) is not None:
+                    families[key[0]].remove(key)
+            else:
+                if key not in values:
+                    families[key[0]].fresh.add(key)
+                values[key] = value
+
+    def scan(self, start: bytes, stop: bytes, /) -> Iterator[Item]:
         for key in self._keys.between(start, stop):
             yield key, self._values[key]
 
+    def first(self, start: bytes, stop: bytes, /) -> Item | None:
+        """The first item of a scan."""
+        key = self._keys.first(start, stop)
+        return None if key is None else (key, self._values[key])
+
     def snapshot(self) -> dict[bytes, bytes]:
         """All items in byte order."""
-        return {key: self._values[key] for key in self._keys.between(b"", b"\xff" * 64)}
+        return {key: self._values[key] for key in sorted(self._values)}
 
 
 class Overlay:
-    """The writes of one chunk over `base`, which stays as it is until the chunk is durable.
+    """The writes of one chunk over `base`, which stays as it is until the chunk is durable."""
 
-    `mutations` maps each written key to its last value, None = deleted, in order of first writing.
-    """
-
-    __slots__ = ("_base", "_keys", "mutations")
+    __slots__ = ("_base", "_held", "_keys", "_written")
 
     def __init__(self, base: State) -> None:
         self._base = base
-        self._keys = SortedKeys()
-        self.mutations: dict[bytes, bytes | None] = {}
+        self._keys = Families()
+        """Own keys that have a value."""
+        self._written: dict[bytes, bytes | None] = {}
+        self._held: list[Callable[[], None]] = []
+
+    def hold(self, settle: Callable[[], None]) -> None:
+        """`settle` is called each time before the mutations are read."""
+        self._held.append(settle)
+
+    @property
+    def mutations(self) -> dict[bytes, bytes | None]:
+        """Each written key with its last value, None = deleted, in order of first writing."""
+        for settle in self._held:
+            settle()
+        return self._written
 
     def get(self, key: bytes, /) -> bytes | None:
-        if key in self.mutations:
-            return self.mutations[key]
+        if key in self._written:
+            return self._written[key]
         return self._base.get(key)
 
     def put(self, key: bytes, value: bytes, /) -> None:
-        self._write(key, value)
+        if self._written.get(key) is None:
+            self._keys[key[0]].fresh.add(key)
+        self._written[key] = value
 
     def delete(self, key: bytes, /) -> None:
-        self._write(key, None)
+        if self._written.get(key) is not None:
+            self._keys[key[0]].remove(key)
+        self._written[key] = None
 
-    def _write(self, key: bytes, value: bytes | None) -> None:
-        if key not in self.mutations:
-            self._keys.add(key)
-        self.mutations[key] = value
-
-    def scan(self, start: bytes, stop: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """Merge of base and own writes; the own writes are those of the moment of the call."""
-        own = list(self._keys.between(start, stop))
-        at = 0
+    def scan(self, start: bytes, stop: bytes, /) -> Iterator[Item]:
+        """Merge of base and own writes, both lazily."""
+        own = self._keys.between(start, stop)
+        mine = next(own, None)
         for key, value in self._base.scan(start, stop):
-            while at < len(own) and own[at] < key:
-                yield from self._own(own[at])
-                at += 1
-            if at < len(own) and own[at] == key:
-                at += 1
-            if key in self.mutations:
-                yield from self._own(key)
-            else:
+            while mine is not None and mine < key:
+                yield mine, self._value(mine)
+                mine = next(own, None)
+            if key not in self._written:
                 yield key, value
-        for key in own[at:]:
-            yield from self._own(key)
+        while mine is not None:
+            yield mine, self._value(mine)
+            mine = next(own, None)
 
-    def _own(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        value = self.mutations[key]
-        if value is not None:
-            yield key, value
+    def first(self, start: bytes, stop: bytes, /) -> Item | None:
+        """The first item of a scan."""
+        mine = self._keys.first(start, stop)
+        below = first(self._base, start, stop if mine is None else mine)
+        if below is not None and below[0] in self._written:
+            below = next(
+                (item for item in self._base.scan(below[0], mine or stop) if item[0] not in self._written), None
+            )
+        if below is not None or mine is None:
+            return below
+        return mine, self._value(mine)
+
+    def _value(self, key: bytes) -> bytes:
+        value = self._written[key]
+        assert value is not None, f"{key!r} is among the own keys without a value"
+        return value

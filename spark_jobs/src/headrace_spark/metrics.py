@@ -41,13 +41,15 @@ _HELP: Final = {
 
 
 class Progress:
-    """What this process knows. Healthy as long as no trigger is missing for `limit_ms` while a batch is in work."""
+    """What this process knows. Healthy as long as no trigger is missing for `limit_ms` while a batch is in work; ready
+    if besides the query runs."""
 
     def __init__(self, limit_ms: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._limit_ns = limit_ms * 1_000_000
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._since_ns: int | None = None
+        self.running = False
         self.ledger_hits = 0
         self.batch_id = -1
         self.batch_seconds = 0.0
@@ -131,14 +133,21 @@ class MetricsServer:
         self._thread.join(5)
 
 
+def _problem(progress: Progress, *, ready: bool) -> bytes:
+    """What is wrong; empty if nothing is."""
+    if not progress.healthy():
+        return b"no progress\n"
+    return b"the query is not started\n" if ready and not progress.running else b""
+
+
 def _handler(registry: CollectorRegistry, progress: Progress) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics":
                 self._answer(200, generate_latest(registry))
             elif self.path in ("/healthz", "/readyz"):
-                healthy = progress.healthy()
-                self._answer(200 if healthy else 503, b"ok\n" if healthy else b"no progress\n")
+                problem = _problem(progress, ready=self.path == "/readyz")
+                self._answer(503 if problem else 200, problem or b"ok\n")
             else:
                 self._answer(404, b"not found\n")
 

@@ -37,6 +37,10 @@ def test_each_leaf_has_its_path() -> None:
     ]
 
 
+def test_a_type_may_be_empty() -> None:
+    assert found(member({"t": 1}, type=""), member(2, type="", time=8)) == [(".t", 1.0, False), ("", 2.0, False)]
+
+
 def test_text_leaves_are_dropped_and_counted() -> None:
     taken = take(member({"unit": "C", "t": 1, "more": ["x", "y"]}))
     assert len(taken.measurements) == 1
@@ -57,7 +61,7 @@ def test_a_bad_member_is_refused_alone() -> None:
         {"type": "env", "time": 7, "received": 7},
         "no object",
         member(1, time="7"),
-        member(1, type=""),
+        member(1, type=3),
         member(1, more=1),
         member(1, received=None),
         member({"a.b": 1, "a": {"b": 2}}),

@@ -79,3 +79,10 @@ def test_counts_survive_the_way_through_the_ledger() -> None:
     counts = Counts(records=3, rows=9, dead_letters={"schema": 1, "not_utf8": 2})
     assert from_items(counts.items()) == counts
     assert from_items({}) == Counts()
+
+
+def test_the_job_is_ready_while_its_query_runs_and_healthy_before(server: MetricsServer, progress: Progress) -> None:
+    assert get(server, "/healthz") == (200, "ok\n")
+    assert get(server, "/readyz") == (503, "the query is not started\n")
+    progress.running = True
+    assert get(server, "/readyz") == (200, "ok\n")

@@ -5,14 +5,28 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from decimal import ROUND_FLOOR, Context, Decimal
+from functools import lru_cache
+
+import msgspec
 
 from headrace_core.batching.keys import HIGHEST_MS, LOWEST_MS
 
+PLAIN_SECONDS = re.compile(rb"(\d{1,15})(?:\.(\d+))?")
+"""The usual number: cut by its digits, without arithmetic on decimals."""
+NUMBER_OR_TEXT = msgspec.json.Decoder(float_hook=Decimal)
 RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 EXACT = Context(prec=40)
 """More digits than a time in range has, so that cutting is the only rounding."""
 MILLISECOND = Decimal("0.001")
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+
+
+def encoded_event_ms(time: bytes) -> int | None:
+    """`event_ms` of an encoded JSON value. Raises msgspec.DecodeError if it is none."""
+    plain = PLAIN_SECONDS.fullmatch(time)
+    if plain is not None and (time[:1] != b"0" or len(plain[1]) == 1):
+        return int(plain[1]) * 1000 + _milliseconds(plain[2] or b"")
+    return event_ms(NUMBER_OR_TEXT.decode(time))
 
 
 def event_ms(time: object) -> int | None:
@@ -34,12 +48,23 @@ def _of_text(text: str) -> int | None:
     if match is None:
         return None
     day, clock, fraction, offset = match.groups()
+    second = _second_ms(day, clock, offset)
+    return None if second is None else second + _milliseconds((fraction or "").encode())
+
+
+@lru_cache(4096)
+def _second_ms(day: str, clock: str, offset: str) -> int | None:
+    """The whole second, ms; None if there is no such moment. Neighbours in a log mostly share it."""
     try:
         moment = datetime.fromisoformat(f"{day}T{clock}{offset.upper().replace('Z', '+00:00')}")
     except ValueError:
         return None
     since = moment - EPOCH
-    return (since.days * 86400 + since.seconds) * 1000 + int((fraction or "")[:3].ljust(3, "0"))
+    return (since.days * 86400 + since.seconds) * 1000
+
+
+def _milliseconds(fraction: bytes) -> int:
+    return int(fraction[:3].ljust(3, b"0"))
 
 
 def _of_seconds(seconds: Decimal) -> int | None:

@@ -2,24 +2,33 @@
 
 | key | value | |
 |---|---|---|
-| `c` | clock, next batch number, next arrival number | primary |
-| `b` source, from falling, number falling | the open batch without its members | primary |
-| `m` number, event time, arrival | one member | primary |
-| `h` source, event time, type | empty while its batch is open, then `closed_at` + horizon | primary |
+| `c` | clock, next batch number | primary |
+| `b` source, from falling, number falling | the open batch with its last members | primary |
+| `m` number, page | source and `PAGE` earlier members | primary |
+| `x` closed_at + horizon, number | the identities of a closed batch | primary |
 | `a` source, from, number | | derived of `b` |
 | `d` deadline, number | key of the batch | derived of `b` |
 | `t` number, type | | derived of `m` |
-| `x` closed_at + horizon, key of `h` | | derived of `h` |
+| `h` event time, source, type | | derived of `b` and `m`, then of `x` |
 
 `from` falls in `b`, so that the first item at or after an event time is the latest window that starts at or before it;
-it rises in `a`, so that the first item after it is the next window above.
+it rises in `a`, so that the first item after it is the next window above. An identity is in `h` exactly while it is
+known: from the message that brought it until its batch goes out of `x`. Adding a member rewrites at most `PAGE`
+members: when there are that many in `b`, they become a page of their own (batching.md 12).
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
-PRIMARY = b"cbmh"
+from headrace_core.batching.messages import Member
+
+_encode = msgspec.msgpack.Encoder().encode
+
+PAGE = 16
+PRIMARY = b"cbmx"
 CLOCK = b"c"
 SHIFT = 1 << 63
 TOP = (1 << 64) - 1
@@ -28,15 +37,18 @@ LOWEST_MS, HIGHEST_MS = -(1 << 62), (1 << 62) - 1
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
-    """Clock of the partition and the numbers given out so far."""
+    """Clock of the partition and the batch numbers given out so far."""
 
     now_ms: int
     batches: int = 0
-    arrivals: int = 0
 
 
-class Open(msgspec.Struct, frozen=True, array_like=True):
-    """An open batch. Its window, deadline and limits are those of the configuration at its opening."""
+class Open(msgspec.Struct, array_like=True, gc=False):
+    """An open batch. Its window, deadline and limits are those of the configuration at its opening.
+
+    The value in the state is its encoding; this is a working copy, so joining may count on in it. `pages` counts the
+    full pages, `last` are the members after them, in order of arrival.
+    """
 
     number: int
     from_ms: int
@@ -44,19 +56,23 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     opened_ms: int
     deadline_ms: int
     type: str
-    members: int
-    size: int
     max_members: int
     max_bytes: int
     horizon: int
+    size: int = 0
+    pages: int = 0
+    last: list[Member] = []
+
+    @property
+    def members(self) -> int:
+        return self.pages * PAGE + len(self.last)
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True):
-    """A member: type, receipt, encoded value."""
+class Page(msgspec.Struct, frozen=True, array_like=True):
+    """Members of an open batch that are not rewritten any more."""
 
-    type: str
-    received_ms: int
-    value: bytes
+    source: str
+    members: list[Member]
 
 
 def rising(number: int) -> bytes:
@@ -74,6 +90,7 @@ def number_of(eight: bytes) -> int:
     return int.from_bytes(eight) - SHIFT
 
 
+@lru_cache(65536)
 def named(source: str) -> bytes:
     """The source with its length, so that no source is the beginning of another's keys."""
     text = source.encode("utf-8", "surrogatepass")
@@ -97,8 +114,8 @@ def due_key(deadline_ms: int, number: int) -> bytes:
     return b"d" + rising(deadline_ms) + rising(number)
 
 
-def member_key(number: int, event_ms: int, arrival: int) -> bytes:
-    return b"m" + rising(number) + rising(event_ms) + rising(arrival)
+def page_key(number: int, page: int) -> bytes:
+    return b"m" + rising(number) + page.to_bytes(4)
 
 
 def type_key(number: int, type_: str) -> bytes:
@@ -106,12 +123,18 @@ def type_key(number: int, type_: str) -> bytes:
 
 
 def identity_key(source: str, event_ms: int, type_: str) -> bytes:
-    return b"h" + named(source) + rising(event_ms) + type_.encode("utf-8", "surrogatepass")
+    """Only looked up, never scanned, so any encoding does that keeps the three apart."""
+    return b"h" + _encode((source, event_ms, type_))
 
 
-def forget_key(last_ms: int, identity: bytes) -> bytes:
-    """`last_ms`: the last clock at which the identity is remembered."""
-    return b"x" + rising(last_ms) + identity
+def forget_key(last_ms: int, number: int) -> bytes:
+    """`last_ms`: the last clock at which the identities of the batch are remembered."""
+    return b"x" + rising(last_ms) + rising(number)
+
+
+def number_of_open(key: bytes) -> int:
+    """The number of the batch in a key of family `b`."""
+    return TOP - SHIFT - int.from_bytes(key[-8:])
 
 
 def source_of(key: bytes) -> str:

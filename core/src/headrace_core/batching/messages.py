@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class Reason(StrEnum):
@@ -30,8 +31,7 @@ class Cause(StrEnum):
     FULL = "full"
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True, gc=False):
     """A readable measurement: `event_ms` when it was generated, `value` its encoded JSON value."""
 
     source: str
@@ -40,8 +40,7 @@ class Message:
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True, gc=False, array_like=True):
     """A message in a batch; `received_ms` is the clock when it was taken."""
 
     type: str
@@ -50,8 +49,7 @@ class Member:
     value: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True, gc=False):
     """An emitted batch. `from_ms` is the smallest event time of its members, which are in order."""
 
     id: str
@@ -63,8 +61,7 @@ class Batch:
     members: tuple[Member, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(Struct, frozen=True, gc=False):
     """The message of this record is in no batch."""
 
     reason: Reason

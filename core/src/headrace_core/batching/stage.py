@@ -5,13 +5,15 @@ records are counted as not a measurement. A crash of the stage before may write 
 in each partition, so whatever is not above the highest one seen is a repeat, counted and without any effect.
 
 Counters are part of the state: `in` = not_measurement + repeat + accepted + invalid + duplicate + future + late.
+
+The batcher, the counters and the highest ids live as long as a chunk and are written at its end (`Run.settle`).
 """
 
 from __future__ import annotations
 
 import base64
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -19,24 +21,71 @@ import msgspec
 from headrace_core.batching import keys
 from headrace_core.batching.config import BatchingConfig
 from headrace_core.batching.engine import Batcher, derive
-from headrace_core.batching.event_time import event_ms
+from headrace_core.batching.event_time import encoded_event_ms
 from headrace_core.batching.keys import Clock
 from headrace_core.batching.messages import Batch, Cause, Close, Message, Reason, Rejected
 from headrace_core.stage import Emission, Record, header
-from headrace_core.state import State
+from headrace_core.state import State, hold
 
 SEEN = b"r"
 COUNT = b"n"
 CUT_BYTES = 65536
 PAYLOAD = msgspec.json.Decoder(dict[str, msgspec.Raw])
-TIME = msgspec.json.Decoder(float_hook=Decimal)
 encode = msgspec.json.Encoder().encode
 RESULTS = ("not_measurement", "repeat", "accepted", "invalid", "duplicate", "future", "late")
-OPENED = tuple(f"opened.{cause}" for cause in Cause)
-CLOSED = tuple(f"closed.{close}" for close in Close)
-COUNTERS = ("in", *RESULTS, *OPENED, *CLOSED, "members", "forgotten")
+OPENED = {cause: f"opened.{cause}" for cause in Cause}
+CLOSED = {close: f"closed.{close}" for close in Close}
+BESIDE = ("raised", "ahead", "ticks")
+"""Receipt times below the clock, accepted messages with `t > clock`, ticks read (batching.md 9)."""
+COUNTERS = ("in", *RESULTS, *OPENED.values(), *CLOSED.values(), "members", "forgotten", *BESIDE)
 
 Emit = Callable[[Emission], None]
+Fields = Mapping[str, bytes]
+"""Headers of a record; of two with one name the first."""
+
+
+class Run:
+    """What one chunk's records share: the batcher over `state`, the counts so far, the highest ids seen."""
+
+    def __init__(self, state: State, config: BatchingConfig) -> None:
+        self.state = state
+        self.batcher = Batcher(state, config)
+        self.counts: defaultdict[str, int] = defaultdict(int)
+        self._seen: dict[bytes, tuple[int, int]] = {}
+        self.held = hold(state, self.settle)
+
+    def is_repeat(self, fields: Fields) -> bool:
+        """Whether the id of the stage before, `stage:partition:offset:index`, is not above the highest seen."""
+        parts = fields.get("id", b"").split(b":")
+        if len(parts) != 4 or not (parts[2].isdigit() and parts[3].isdigit()) or max(map(len, parts[2:])) > 18:
+            return False
+        place, key = (int(parts[2]), int(parts[3])), parts[0] + b":" + parts[1]
+        if place <= (self._seen.get(key) or self._read_seen(key)):
+            return True
+        self._seen[key] = place
+        return False
+
+    def _read_seen(self, key: bytes) -> tuple[int, int]:
+        raw = self.state.get(SEEN + key)
+        return (-1, -1) if raw is None else (keys.number_of(raw[:8]), keys.number_of(raw[8:]))
+
+    def settle(self) -> None:
+        """Write counts and ids; again without effect until more is counted."""
+        batcher = self.batcher
+        for cause, count in batcher.opened.items():
+            self.counts[OPENED[cause]] += count
+        batcher.opened = dict.fromkeys(Cause, 0)
+        for name in ("forgotten", "raised", "ahead"):
+            self.counts[name] += getattr(batcher, name)
+            setattr(batcher, name, 0)
+        for name, count in self.counts.items():
+            if count:
+                key = COUNT + name.encode()
+                self.state.put(key, (int.from_bytes(self.state.get(key) or b"") + count).to_bytes(8))
+        self.counts.clear()
+        for key, (offset, index) in self._seen.items():
+            self.state.put(SEEN + key, keys.rising(offset) + keys.rising(index))
+        self._seen.clear()
 
 
 class BatchingStage:
@@ -47,24 +96,20 @@ class BatchingStage:
 
     def __init__(self, config: BatchingConfig) -> None:
         self._config = config
+        self._run: Run | None = None
 
     def apply(self, state: State, record: Record, emit: Emit) -> None:
         """Apply one routed record."""
-        kind = header(record.headers, "kind")
-        batcher, receipt_ms = Batcher(state, self._config), _receipt_ms(record)
-        if kind == b"tick":
-            outputs = batcher.tick(receipt_ms)
-        elif kind == b"flush":
-            again = _is_repeat(state, record)  # what was opened after the first one must not be flushed by its repeat
-            outputs = batcher.tick(receipt_ms) if again else batcher.flush(receipt_ms)
-        else:
-            outputs = self._data(state, batcher, record, receipt_ms)
-        _count(state, "forgotten", batcher.forgotten)
-        for cause in batcher.opened:
-            _count(state, f"opened.{cause}")
+        run = self._run
+        if run is None or run.state is not state or not run.held:
+            run = self._run = Run(state, self._config)
+        fields = dict(reversed(record.headers))
+        outputs = self._outputs(run, record, fields)
         for index, output in enumerate(outputs):
             id_ = f"{self.name}:{record.partition}:{record.offset}:{index}".encode()
-            self._put_out(state, record, output, id_, emit)
+            _put_out(run, record, output, id_, emit)
+        if not run.held:
+            run.settle()
 
     def derive(self, state: State, key: bytes, value: bytes) -> None:
         """Write the derived keys of one primary item."""
@@ -74,79 +119,102 @@ class BatchingStage:
         """The earliest deadline of an open batch."""
         return Batcher(state, self._config).next_due()
 
+    def follows_clock(self, state: State) -> bool:
+        """Ticks come at every interval while a batch is open (4.5)."""
+        return self.next_due(state) is not None
+
     def gauges(self, state: State) -> Mapping[str, int]:
         """The counters, and how much is open and remembered."""
         counted = dict.fromkeys(COUNTERS, 0)
         counted.update({key[1:].decode(): int.from_bytes(value) for key, value in state.scan(COUNT, b"o")})
         clock = state.get(keys.CLOCK)
         counted["clock"] = msgspec.msgpack.decode(clock, type=Clock).now_ms if clock else 0
-        counted["open_batches"] = sum(counted[name] for name in OPENED) - sum(counted[name] for name in CLOSED)
+        counted["open_batches"] = sum(map(counted.__getitem__, OPENED.values()))
+        counted["open_batches"] -= sum(map(counted.__getitem__, CLOSED.values()))
         counted["open_members"] = counted["accepted"] - counted["members"]
         counted["history"] = counted["members"] - counted.pop("forgotten")
         return counted
 
     def forget(self) -> None:
-        """There are no caches."""
+        """Empty the cache: a chunk that is given up leaves nothing behind."""
+        self._run = None
 
-    def _data(self, state: State, batcher: Batcher, record: Record, receipt_ms: int) -> list[Batch | Rejected]:
-        _count(state, "in")
-        if _is_repeat(state, record):
-            _count(state, "repeat")
-            return list(batcher.tick(receipt_ms))
-        channel = header(record.headers, "channel") or b""
-        if header(record.headers, "kind") != b"data" or channel[:2] != b"m/" or b"/" in channel[2:]:
-            _count(state, "not_measurement")
-            return list(batcher.tick(receipt_ms))
-        message = readable(record, channel[2:], receipt_ms)
+    def _outputs(self, run: Run, record: Record, fields: Fields) -> list[Batch | Rejected]:
+        kind, receipt_ms = fields.get("kind"), _receipt_ms(record, fields)
+        if kind == b"tick":
+            run.counts["ticks"] += 1
+            return run.batcher.tick(receipt_ms)
+        if kind == b"flush":  # what was opened after the first one must not be flushed by its repeat
+            return run.batcher.tick(receipt_ms) if run.is_repeat(fields) else run.batcher.flush(receipt_ms)
+        run.counts["in"] += 1
+        if run.is_repeat(fields):
+            run.counts["repeat"] += 1
+            return run.batcher.tick(receipt_ms)
+        channel = fields.get("channel", b"")
+        if kind != b"data" or not channel.startswith(b"m/") or channel.count(b"/") > 1:
+            run.counts["not_measurement"] += 1
+            return run.batcher.tick(receipt_ms)
+        message = readable(record.value or b"", fields.get("entity", b""), channel[2:], receipt_ms)
         if message is None:
-            return batcher.unreadable(receipt_ms)
-        outputs = batcher.message(message, receipt_ms)
-        if not any(isinstance(output, Rejected) for output in outputs):
-            _count(state, "accepted")
+            return run.batcher.unreadable(receipt_ms)
+        outputs = run.batcher.message(message, receipt_ms)
+        if not outputs or not isinstance(outputs[-1], Rejected):
+            run.counts["accepted"] += 1
         return outputs
 
-    def _put_out(self, state: State, record: Record, output: Batch | Rejected, id_: bytes, emit: Emit) -> None:
-        if isinstance(output, Batch):
-            _count(state, f"closed.{output.close}")
-            _count(state, "members", len(output.members))
-            emit(Emission("batches", output.source.encode(), document(output), (("id", id_),), record.partition))
-            return
-        _count(state, str(output.reason))
-        if output.reason is not Reason.DUPLICATE:
-            emit(Emission("dead-letter", record.key, letter(record, output), (("id", id_), ("stage", b"batching"))))
+
+def _put_out(run: Run, record: Record, output: Batch | Rejected, id_: bytes, emit: Emit) -> None:
+    if isinstance(output, Batch):
+        run.counts[CLOSED[output.close]] += 1
+        run.counts["members"] += len(output.members)
+        emit(Emission("batches", output.source.encode(), document(output), (("id", id_),), record.partition))
+        return
+    run.counts[output.reason.value] += 1
+    if output.reason is not Reason.DUPLICATE:
+        emit(Emission("dead-letter", record.key, letter(record, output), (("id", id_), ("stage", b"batching"))))
 
 
-def readable(record: Record, type_: bytes, receipt_ms: int) -> Message | None:
+def readable(payload: bytes, entity: bytes, type_: bytes, receipt_ms: int) -> Message | None:
     """The measurement in a data record, or None if source, type, payload or event time cannot be read (6.3)."""
     try:
-        source = (header(record.headers, "entity") or b"").decode()
-        text = (record.value or b"").decode()  # raw values are passed on, so their UTF-8 is checked here
-        payload = PAYLOAD.decode(text)
-        time = payload.pop("time", None)
-        at_ms = receipt_ms if time is None else event_ms(TIME.decode(time))
+        source = entity.decode()
+        members = PAYLOAD.decode(payload.decode())  # raw values are passed on, so their UTF-8 is checked here
+        time = members.pop("time", None)
+        at_ms = receipt_ms if time is None else encoded_event_ms(bytes(time))
         if not source or at_ms is None:
             return None
-        return Message(source, type_.decode(), at_ms, encode(payload))
+        return Message(source, type_.decode(), at_ms, encode(members))
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError, ArithmeticError):
         return None
 
 
+class MemberDocument(msgspec.Struct, frozen=True, gc=False):
+    """A member in the batch document."""
+
+    type: str
+    time: int
+    received: int
+    value: msgspec.Raw
+
+
+class BatchDocument(msgspec.Struct, frozen=True):
+    """The batch document of batching.md 9: members in the order shown."""
+
+    id: str
+    source: str
+    time: int
+    opened_at: int
+    closed_at: int
+    close: str
+    members: list[MemberDocument]
+
+
 def document(batch: Batch) -> bytes:
-    """The batch document of batching.md 9: compact JSON, members in the order shown."""
-    members: list[dict[str, Any]] = [
-        {"type": m.type, "time": m.event_ms, "received": m.received_ms, "value": msgspec.Raw(m.value)}
-        for m in batch.members
-    ]
+    """The batch document of batching.md 9 as compact JSON."""
+    members = [MemberDocument(m.type, m.event_ms, m.received_ms, msgspec.Raw(m.value)) for m in batch.members]
+    close = batch.close.value
     return encode(
-        {
-            "id": batch.id,
-            "source": batch.source,
-            "time": batch.from_ms,
-            "opened_at": batch.opened_ms,
-            "closed_at": batch.closed_ms,
-            "close": str(batch.close),
-            "members": members,
-        }
+        BatchDocument(batch.id, batch.source, batch.from_ms, batch.opened_ms, batch.closed_ms, close, members)
     )
 
 
@@ -164,33 +232,15 @@ def letter(record: Record, rejected: Rejected) -> bytes:
         letter["payload"] = payload.decode()
     except UnicodeDecodeError:
         letter["payload_base64"] = base64.b64encode(payload).decode()
-    letter["receipt_time"] = letter["lost_at"] = _receipt_ms(record)
+    letter["receipt_time"] = letter["lost_at"] = _receipt_ms(record, dict(reversed(record.headers)))
     if len(record.value or b"") > CUT_BYTES:
         letter["truncated"] = True
     return encode(letter)
 
 
-def _receipt_ms(record: Record) -> int:
+def _receipt_ms(record: Record, fields: Fields) -> int:
     """4.2: the append time of the first topic, in the header `receipt_time`, before that of this one."""
-    carried = header(record.headers, "receipt_time")
+    carried = fields.get("receipt_time")
     if carried is not None and carried.isdigit() and len(carried) <= 18:
         return int(carried)
     return record.append_ms
-
-
-def _is_repeat(state: State, record: Record) -> bool:
-    """Whether the id of the stage before, `stage:partition:offset:index`, is not above the highest seen."""
-    parts = (header(record.headers, "id") or b"").split(b":")
-    if len(parts) != 4 or not (parts[2].isdigit() and parts[3].isdigit()):
-        return False
-    place, key = keys.rising(int(parts[2])) + keys.rising(int(parts[3])), SEEN + parts[0] + b":" + parts[1]
-    if place <= (state.get(key) or b""):
-        return True
-    state.put(key, place)
-    return False
-
-
-def _count(state: State, name: str, more: int = 1) -> None:
-    if more:
-        key = COUNT + name.encode()
-        state.put(key, (int.from_bytes(state.get(key) or b"") + more).to_bytes(8))

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace_core.capacity.config import LeaseConfig
-from headrace_core.capacity.protocol import Claim, LeaseReply, LeaseRequest
+from headrace_core.capacity.handover import hand_over, take_over
+from headrace_core.capacity.pacing import NS_PER_MS
+from headrace_core.capacity.protocol import Claim, LeaseReply, LeaseRequest, Spent
 from headrace_core.capacity.resources import SharedResource
 from headrace_core.capacity.units import amount, units
 
@@ -40,7 +42,7 @@ class LeaseAgent:
         self._named_ms: int | None = None
         self._asked: tuple[int, int] = (0, 0)
         self._released: dict[tuple[int, int], int | None] = {}
-        self._asked_pause_ms = 0
+        self._asked_pause_ms: int | None = None
         self._pause_until_ms = 0
         self._config_version: int | None = None
         self._effective: Any = None
@@ -78,8 +80,10 @@ class LeaseAgent:
             self._released[pair] = None
         for pair, first in self._released.items():
             self._released[pair] = self._seq if first is None else first
+        spent = self._hand_over(now_ms) if resource.config.handover == "inherit" else ()
         self._asked = self._need()
-        self._asked_pause_ms = resource.pause_wanted_ms
+        self._asked_pause_ms = resource.pause_wanted_until_ms
+        self._pause_until_ms = max(self._pause_until_ms, self._asked_pause_ms or 0)
         return LeaseRequest(
             resource=resource.config.name,
             owner=self._owner,
@@ -92,9 +96,11 @@ class LeaseAgent:
             reserve=resource.wants_reserve,
             reserve_held=resource.wants_reserve and resource.has_reserve,
             used=amount(resource.used_units),
-            pause_ms=self._asked_pause_ms,
+            pause_ms=max(0, (self._asked_pause_ms or 0) - now_ms),
             throttled=resource.throttled_share,
             config_version=self._config_version or 0,
+            inherits=resource.config.handover == "inherit",
+            spent=spent,
         )
 
     def failed(self, seq: int, now_ms: int) -> None:
@@ -124,6 +130,7 @@ class LeaseAgent:
         self._learn(reply)
         for pair in self._resource.drop((p, e) for p, e in reply.drop):
             self._released[pair] = None
+        self._take_over(reply, now_ms)
         self._resource.accept(reply.grants, deadline_ms)
         self._resource.hold_reserve(None if reply.reserve_slot is None else deadline_ms)
         self._follow_pause(reply, now_ms)
@@ -152,7 +159,20 @@ class LeaseAgent:
         changed = self._need() != self._asked
         moved = self._resource.wanted != len(self._resource.held()) or self._need()[1] != self._asked[1]
         unnamed = any(first is None for first in self._released.values())
-        return (changed and moved) or unnamed or self._resource.pause_wanted_ms > 0
+        return (changed and moved) or unnamed or self._resource.pause_wanted_until_ms is not None
+
+    def _hand_over(self, now_ms: int) -> tuple[Spent, ...]:
+        """What goes with all that is given back: what was spent above what is still held (`handover.py`)."""
+        resource = self._resource
+        if resource.pacer is None or not self._released:
+            return ()
+        newest = resource.pacer.newest(now_ms * NS_PER_MS, resource.held_units)
+        return hand_over(newest, [(partition, resource.worth(partition)) for partition, _ in self._released], now_ms)
+
+    def _take_over(self, reply: LeaseReply, now_ms: int) -> None:
+        """Before the partitions count: what their old owners spent is in this ledger."""
+        if reply.inherited and self._resource.pacer is not None:
+            self._resource.pacer.inherit(take_over(reply.inherited, now_ms))
 
     def _give_back_late(self, reply: LeaseReply) -> None:
         """A reply after its own deadline (rule 3): all it grants is released, none of it used."""
@@ -168,8 +188,8 @@ class LeaseAgent:
             self._resource.log.emit("store-back")
 
     def _settle_asked(self) -> None:
-        if self._resource.pause_wanted_ms == self._asked_pause_ms:
-            self._resource.pause_wanted_ms = 0
+        if self._resource.pause_wanted_until_ms == self._asked_pause_ms:
+            self._resource.pause_wanted_until_ms = None
         self._resource.throttled_share = 0.0
 
     def _learn(self, reply: LeaseReply) -> None:
@@ -188,7 +208,8 @@ class LeaseAgent:
         self._config_version = reply.config_version
 
     def _follow_pause(self, reply: LeaseReply, now_ms: int) -> None:
-        """A pause of the whole resource. What is left was measured between the send and now: no news within that."""
+        """A pause of the whole resource. What is left was measured between the send and now: no news within that, nor
+        in the echo of what this owner asked for itself."""
         until_ms = now_ms + reply.pause_ms
         if reply.pause_ms > 0 and (self._sent_ms or 0) + reply.pause_ms > self._pause_until_ms:
             self._resource.pause_until_ms = self._pause_until_ms = until_ms

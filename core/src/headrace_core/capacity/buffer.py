@@ -10,16 +10,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from headrace_core.capacity.errors import BatcherError
-from headrace_core.capacity.operation import Entry, Operation
+from headrace_core.capacity.operation import Entry, Operation, Watcher
+from headrace_core.capacity.units import Units
 
 
 class Waiter:
     """A blocked enqueue. It ends with `admitted` or with `error`."""
 
-    __slots__ = ("admitted", "deadline_ms", "error", "op")
+    __slots__ = ("admitted", "cost", "deadline_ms", "error", "op", "watcher")
 
-    def __init__(self, op: Operation, deadline_ms: int | None) -> None:
+    def __init__(self, op: Operation, watcher: Watcher, cost: Units, deadline_ms: int | None) -> None:
         self.op = op
+        self.watcher = watcher
+        self.cost = cost
         self.deadline_ms = deadline_ms
         self.admitted = False
         self.error: BatcherError | None = None
@@ -52,9 +55,8 @@ class Buffer:
     def has_room(self) -> bool:
         return len(self._entries) < self.size and not self._waiters
 
-    def append(self, op: Operation) -> None:
-        assert op.watcher is not None, "enqueue checks the watcher first"
-        self._entries.append(Entry(op, op.watcher, self._next_seq))
+    def append(self, op: Operation, watcher: Watcher, cost: Units) -> None:
+        self._entries.append(Entry(op, watcher, cost, self._next_seq))
         self._next_seq += 1
 
     def popleft(self) -> Entry:
@@ -79,8 +81,8 @@ class Buffer:
         self._entries.clear()
         return ops
 
-    def wait(self, op: Operation, deadline_ms: int | None) -> Waiter:
-        waiter = Waiter(op, deadline_ms)
+    def wait(self, op: Operation, watcher: Watcher, cost: Units, deadline_ms: int | None) -> Waiter:
+        waiter = Waiter(op, watcher, cost, deadline_ms)
         self._waiters.append(waiter)
         return waiter
 
@@ -89,6 +91,10 @@ class Buffer:
         if not self._waiters or len(self._entries) >= self.size:
             return None
         return self._waiters.popleft()
+
+    def forget(self, waiter: Waiter) -> None:
+        """The caller waits no more; nothing happens if it is not in the queue."""
+        self._waiters = deque(w for w in self._waiters if w is not waiter)
 
     def overdue(self, now_ms: int) -> list[Waiter]:
         """Callers whose time ran out, taken off the queue."""

@@ -13,6 +13,7 @@ from headrace_core.capacity.errors import CapacityConfig
 from headrace_core.capacity.events import OPTIONAL_EVENTS
 
 MAX_HEADROOM_PERMILLE = 500
+MIN_QUARANTINE_MS = 1_000
 
 
 def _take_defaults(config: Any, names: Collection[str]) -> None:
@@ -25,6 +26,10 @@ def _take_defaults(config: Any, names: Collection[str]) -> None:
             raise CapacityConfig(spec.name, f"must be whole milliseconds, not {value!r}")
         if value <= 0:
             object.__setattr__(config, spec.name, spec.default)
+
+
+def _durations(config: Any) -> list[str]:
+    return [spec.name for spec in fields(config) if spec.name.endswith("_ms")]
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
@@ -56,7 +61,7 @@ class BatcherConfig:
     emit: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        _take_defaults(self, [spec.name for spec in fields(self) if spec.name.endswith("_ms")])
+        _take_defaults(self, _durations(self))
         if self.burst_ms == 0:
             object.__setattr__(self, "burst_ms", 2 * self.flush_interval_ms)
         object.__setattr__(self, "emit", frozenset(self.emit))
@@ -69,6 +74,9 @@ class BatcherConfig:
             raise CapacityConfig("pacing", f"must be strict or slice, not {self.pacing!r}")
         if not self.emit <= OPTIONAL_EVENTS:
             raise CapacityConfig("emit", f"knows only {sorted(OPTIONAL_EVENTS)}")
+        for name in ("headroom", "pause_factor", "pause_jitter"):
+            if not isinstance(getattr(self, name), int | float):
+                raise CapacityConfig(name, f"must be a number, not {getattr(self, name)!r}")
         if not 0 <= self.headroom_permille <= MAX_HEADROOM_PERMILLE:
             raise CapacityConfig("headroom", "must be between 0 and 0.5")
         if abs(self.headroom * 1000 - self.headroom_permille) > 1e-6:
@@ -82,6 +90,11 @@ class BatcherConfig:
     def headroom_permille(self) -> int:
         return round(self.headroom * 1000)
 
+    @property
+    def headroom_in_force(self) -> int:
+        """Thousandths of the capacity left unused; slice pacing has no headroom."""
+        return self.headroom_permille if self.pacing == "strict" else 0
+
 
 def change_config(config: BatcherConfig, changes: Mapping[str, Any]) -> BatcherConfig:
     """`config` with other settings. Raises CapacityConfig, also for a key that does not exist."""
@@ -94,7 +107,7 @@ def change_config(config: BatcherConfig, changes: Mapping[str, Any]) -> BatcherC
 
 @dataclass(frozen=True, slots=True)
 class LeaseConfig:
-    """Times of a lease (capacity.md 2). `quarantine_ms` below 1000 is for tests only."""
+    """Times of a lease (capacity.md 2). `for_tests` lets `quarantine_ms` be below 1000, which breaks every promise."""
 
     ttl_ms: int = 5_000
     renew_interval_ms: int = 1_000
@@ -102,9 +115,12 @@ class LeaseConfig:
     quarantine_ms: int = 1_000
     call_timeout_ms: int = 2_000
     min_sync_interval_ms: int = 100
+    for_tests: bool = False
 
     def __post_init__(self) -> None:
-        _take_defaults(self, [spec.name for spec in fields(self)])
+        _take_defaults(self, _durations(self))
+        if self.quarantine_ms < MIN_QUARANTINE_MS and not self.for_tests:
+            raise CapacityConfig("quarantine_ms", f"must be {MIN_QUARANTINE_MS} or more outside tests")
         if 3 * self.renew_interval_ms > self.ttl_ms:
             raise CapacityConfig("renew_interval_ms", "must be at most a third of ttl_ms")
         if self.margin_ms >= self.ttl_ms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace_core.errors import HeadraceError
+from headrace_core.errors import ConfigError, HeadraceError
 
 
 class BatcherError(HeadraceError):
@@ -60,23 +60,29 @@ class UndefinedSharedCapacity(BatcherError):
     """A shared resource needs a shared capacity."""
 
 
-class PartitionsOutOfRange(BatcherError):
-    """More than 500 partitions would be needed, or none."""
-
-
 class SharedCapacityNotProvisioned(BatcherError):
     """A fixed resource has no shared capacity."""
 
 
-class CapacityConfig(BatcherError, ValueError):
+class CapacityConfig(BatcherError, ConfigError):
     """A setting is wrong; `field` names it."""
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
+
+class PartitionsOutOfRange(CapacityConfig):
+    """More than 500 partitions would be needed, or none. Capacity is never cut silently."""
 
 
 class LeaseStoreUnavailable(BatcherError):
-    """The lease store did not answer in time."""
+    """The lease store did not answer in time; never a grant. The same call, under a new `seq`, can work later."""
 
     retry = True
+
+
+class UnknownResource(BatcherError):
+    """`provision` was not called for this resource, or the store lost it. `resource` names it."""
+
+    retry = True
+
+    def __init__(self, resource: str) -> None:
+        super().__init__(f"resource {resource!r} is not provisioned")
+        self.resource = resource

@@ -9,28 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from headrace_core.capacity.batcher import chance, owner_id
 from headrace_core.capacity.buffer import Waiter
-from headrace_core.capacity.config import BatcherConfig, change_config
-from headrace_core.capacity.core import BatcherCore, Life
-from headrace_core.capacity.delivery import Delivery, Listener, Token
-from headrace_core.capacity.errors import BatcherError, ImproperOrder, LeaseStoreUnavailable
-from headrace_core.capacity.lease_client import LeaseClient
+from headrace_core.capacity.core import Life
+from headrace_core.capacity.errors import BatcherError
+from headrace_core.capacity.front import Front, chance
 from headrace_core.capacity.operation import Batch, Operation
 from headrace_core.capacity.pacing import NS_PER_MS
-from headrace_core.capacity.resources import Resource, SharedResource
-from headrace_core.capacity.units import Amount
-
-CLOSE_S = 5.0
+from headrace_core.capacity.resources import Resource
 
 
-class AsyncBatcher:
+class AsyncBatcher(Front):
     """One long-lived object per datastore and event loop. Arguments and errors as `Batcher`."""
 
     def __init__(
@@ -41,38 +33,15 @@ class AsyncBatcher:
         rng: Callable[[], float] = chance,
         **config: Any,
     ) -> None:
-        settings = change_config(BatcherConfig(), {"burst_ms": 0, **config})
-        if settings.pacing == "slice":
-            warnings.warn("slice pacing holds no limit in a window", stacklevel=2)
-        self._core = BatcherCore(settings, limiter, rng)
-        self._clock = clock
-        self._lock = threading.Condition()
-        self._delivery = Delivery()
-        self._leases: LeaseClient | None = None
+        super().__init__(limiter, clock, rng, config)
         self._loop_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._handed_back = False
-
-    @property
-    def target(self) -> int | dict[str, int]:
-        """Cost units buffered, or raised and not yet done."""
-        return self._core.target
-
-    @property
-    def inflight(self) -> int:
-        """Concurrency slots taken."""
-        return self._core.inflight
-
-    @property
-    def buffered(self) -> int:
-        return self._core.buffered
 
     async def start(self) -> None:
         """Start resource and loop. Raises ImproperOrder on a second start, LeaseStoreUnavailable, CapacityConfig."""
-        if self._core.life is not Life.NEW:
-            raise ImproperOrder(f"cannot start: {self._core.life.value}")
+        self._check_new()
         await asyncio.to_thread(self._start_limiter)
         with self._lock:
             self._core.start(self._now_ms())
@@ -102,7 +71,8 @@ class AsyncBatcher:
 
     async def flush(self) -> None:
         """Ask for a flush at once; does not wait for it."""
-        self._core.flush()
+        with self._lock:
+            self._core.flush()
         self._wake.set()
 
     async def pause(
@@ -121,17 +91,9 @@ class AsyncBatcher:
         if self._loop_task is not None:
             await asyncio.shield(self._loop_task)
         await self._notify()
-        returned = [] if self._handed_back else self._core.returned
-        self._handed_back = True
-        await asyncio.to_thread(self._end)
+        returned = self._take_returned()
+        await asyncio.to_thread(self._close)
         return returned
-
-    def add_listener(self, fn: Listener) -> Token:
-        """Listeners run in a thread of their own, never on the event loop."""
-        return self._delivery.add(fn)
-
-    def remove_listener(self, token: Token) -> None:
-        self._delivery.remove(token)
 
     async def _run(self) -> None:
         while True:
@@ -183,7 +145,18 @@ class AsyncBatcher:
                 await answer
 
     async def _await(self, waiter: Waiter) -> None:
+        """A caller that is cancelled meanwhile leaves the queue; its operation does not get in."""
         self._wake.set()
+        try:
+            await self._wait_for(waiter)
+        except asyncio.CancelledError:
+            with self._lock:
+                self._core.forget(waiter)
+            raise
+        if waiter.error is not None:
+            raise waiter.error
+
+    async def _wait_for(self, waiter: Waiter) -> None:
         while not waiter.done:
             left_s = None
             if waiter.deadline_ms is not None:
@@ -191,9 +164,8 @@ class AsyncBatcher:
             try:
                 await asyncio.wait_for(self._until_done(waiter), left_s)
             except TimeoutError:
-                self._core.end_waits(self._now_ms())
-        if waiter.error is not None:
-            raise waiter.error
+                with self._lock:
+                    self._core.end_waits(self._now_ms())
 
     async def _until_done(self, waiter: Waiter) -> None:
         async with self._changed:
@@ -207,39 +179,3 @@ class AsyncBatcher:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _settle(self, op: Operation, charge: Amount) -> None:
-        with self._lock:
-            self._core.settle(op, charge, self._clock())
-
-    def _now_ms(self) -> int:
-        return self._clock() // NS_PER_MS
-
-    def _publish(self) -> None:
-        """With the lock held: events go out, the lease client sees a changed need."""
-        self._delivery.put(self._core.take_events())
-        if self._leases is not None and self._core.life is not Life.STOPPED:
-            self._leases.poke()
-
-    def _start_limiter(self) -> None:
-        limiter = self._core.limiter
-        if limiter is None:
-            return
-        try:
-            limiter.start(self._now_ms())
-        except BatcherError:
-            raise
-        except Exception as error:
-            raise LeaseStoreUnavailable(f"the lease store did not answer: {error}") from error
-        if isinstance(limiter, SharedResource):
-            limiter.guard = self._lock
-            self._leases = LeaseClient(limiter, owner_id(), lock=self._lock, clock=self._clock, changed=lambda: None)
-
-    def _end(self) -> None:
-        if self._leases is not None:
-            self._leases.stop()
-        with self._lock:
-            if self._core.limiter is not None:
-                self._core.limiter.stop(self._now_ms())
-            self._publish()
-        self._delivery.close(CLOSE_S)

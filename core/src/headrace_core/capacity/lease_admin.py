@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from headrace_core.capacity.errors import CapacityConfig
 from headrace_core.capacity.lease_state import Decrease, LeaseState
 from headrace_core.capacity.lease_store import current_shares, expired, max_capacity
 from headrace_core.capacity.protocol import (
@@ -23,20 +24,19 @@ from headrace_core.capacity.protocol import (
     by_dimension,
 )
 from headrace_core.capacity.worth import worth_of
-from headrace_core.errors import ConfigError
 
 CHANGEABLE = frozenset({"shared_capacity", "reserved_capacity", "max_instances", "total_capacity", "ramp", "adaptive"})
 
 
 def configure(state: LeaseState, changes: Mapping[str, object], now_ms: int) -> LeaseState:
-    """Apply `changes`; the new state has the next `config_version`. Raises `ConfigError`, then nothing changed."""
+    """Apply `changes`; the new state has the next `config_version`. Raises `CapacityConfig`, then nothing changed."""
     for name in changes:
         if name not in CHANGEABLE:
-            raise ConfigError(name, "cannot be changed at run time")
+            raise CapacityConfig(name, "cannot be changed at run time")
     state = expired(state, now_ms)
     config = _changed(state.config, changes)
     if by_dimension(config.shared_capacity).keys() != state.ramps.keys():
-        raise ConfigError("shared_capacity", "the dimensions are fixed")
+        raise CapacityConfig("shared_capacity", "the dimensions are fixed")
     targets = by_dimension(config.shared_capacity)
     ramps = {name: r.change(state.config.ramp, state.now_ms, targets[name]) for name, r in state.ramps.items()}
     changed = replace(state, config=config, ramps=ramps, config_version=state.config_version + 1)

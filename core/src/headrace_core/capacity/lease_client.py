@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from headrace_core.capacity.agent import LeaseAgent
-from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, UnknownResource
+from headrace_core.capacity.errors import UnknownResource
+from headrace_core.capacity.protocol import LeaseReply, LeaseRequest
 from headrace_core.capacity.resources import SharedResource
 
 NS_PER_MS = 1_000_000
@@ -24,7 +27,7 @@ class LeaseClient:
         resource: SharedResource,
         owner: str,
         *,
-        lock: threading.Condition,
+        lock: AbstractContextManager[Any],
         clock: Callable[[], int],
         changed: Callable[[], None],
     ) -> None:

@@ -15,28 +15,44 @@ WHOLE = 1_000
 """The adaptive factor 1.0, in thousandths."""
 
 
+class Carried(msgspec.Struct, frozen=True):
+    """Cost units of the ledger of `owner` that go with a partition (`handover.py`)."""
+
+    at_ms: int
+    cost: int | dict[str, int]
+    owner: str
+
+
 class Partition(msgspec.Struct, frozen=True):
-    """Owned until `expires_ms`, or free for others from `free_at_ms`. One that is not listed was never granted."""
+    """Owned until `expires_ms`, or free for others from `free_at_ms`. One that is not listed was never granted.
+
+    `handed`: its last owner gave it back with its ledger, so that one who inherits need not wait.
+    """
 
     epoch: int
     owner: str | None
     expires_ms: int = 0
     free_at_ms: int = 0
     last_owner: str | None = None
+    handed: bool = False
+    carried: tuple[Carried, ...] = ()
 
-    def freed(self, free_at_ms: int) -> Partition:
-        return Partition(self.epoch, None, 0, free_at_ms, self.owner)
+    def freed(self, free_at_ms: int, carried: tuple[Carried, ...] | None = None) -> Partition:
+        """Without an owner. `carried` None: nothing is handed over."""
+        return Partition(self.epoch, None, 0, free_at_ms, self.owner, carried is not None, carried or ())
 
-    def open_to(self, owner: str, now_ms: int) -> bool:
-        """Out of quarantine, or last held by this same owner, which still has its own ledger."""
-        return self.owner is None and (self.free_at_ms <= now_ms or self.last_owner == owner)
+    def open_to(self, owner: str, now_ms: int, *, inherits: bool = False) -> bool:
+        """Out of quarantine, or last held by this same owner, which still has its own ledger, or handed over."""
+        return self.owner is None and (
+            self.free_at_ms <= now_ms or self.last_owner == owner or (inherits and self.handed)
+        )
 
 
 class Owner(msgspec.Struct, frozen=True):
     """What an owner last said. `turn`: rank among equals, first seen first, until it hands a partition on (`passed`).
 
     `head_since_ms`: since when its head needs more than its fair share; `served_ms`: since when it holds that much.
-    `holds_since_ms`: since when it has held something.
+    `waits_since_ms`: since when it holds less than its head needs. `holds_since_ms`: since when it has held something.
     """
 
     turn: int
@@ -48,6 +64,7 @@ class Owner(msgspec.Struct, frozen=True):
     used: int | dict[str, int] = 0
     head_since_ms: int | None = None
     served_ms: int | None = None
+    waits_since_ms: int | None = None
     holds_since_ms: int | None = None
     passed: bool = False
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from headrace_core.capacity.handover import carried_with, passed_on, young
 from headrace_core.capacity.lease_state import WHOLE, LeaseState, Owner, Partition
 from headrace_core.capacity.protocol import (
     MAX_PARTITIONS,
@@ -25,6 +26,7 @@ from headrace_core.capacity.protocol import (
     Grant,
     LeaseReply,
     LeaseRequest,
+    Spent,
     as_capacity,
     by_dimension,
 )
@@ -49,7 +51,7 @@ def sync(state: LeaseState, request: LeaseRequest, now_ms: int) -> tuple[LeaseSt
     exchange.release(request)
     drop, kept = exchange.claim(request)
     share = exchange.shares()[request.owner]
-    grants, surplus = exchange.settle(request.owner, share, kept)
+    grants, surplus = exchange.settle(request, share, kept)
     slot = exchange.reserve(request)
     reply = exchange.reply(grants, (*drop, *surplus), slot, exchange.wait(share - len(grants)))
     return exchange.state(), reply
@@ -79,6 +81,7 @@ class _Exchange:
         self.effective = state.effective(now_ms)
         self.count = self.config.count(self.effective)
         self.learning = now_ms < state.learn_until_ms
+        self.inherited = list[Spent]()
 
     def state(self) -> LeaseState:
         return replace(
@@ -120,6 +123,7 @@ class _Exchange:
             used=request.used,
             head_since_ms=known.head_since_ms if known else None,
             served_ms=known.served_ms if known else None,
+            waits_since_ms=known.waits_since_ms if known else None,
             holds_since_ms=known.holds_since_ms if known else None,
             passed=known.passed if known else False,
         )
@@ -135,7 +139,8 @@ class _Exchange:
         )
 
     def _adapt(self, throttled: float) -> None:
-        """The adaptive factor (capacity.md 15), common to all instances."""
+        """The adaptive factor (capacity.md 15), common to all instances. A second inside a pause of the whole resource
+        is not a quiet one: nothing was asked of the datastore (vector CAP-109)."""
         if not self.config.adaptive:
             return
         if throttled > REFUSED_SHARE:
@@ -143,7 +148,8 @@ class _Exchange:
                 self.factor, self.cut_ms = max(FACTOR_FLOOR, self.factor // 2), self.now_ms
             self.quiet_since_ms = self.now_ms
             return
-        quiet = (self.now_ms - self.quiet_since_ms) // SECOND_MS
+        self.quiet_since_ms = max(self.quiet_since_ms, self.pause_until_ms)
+        quiet = max(0, self.now_ms - self.quiet_since_ms) // SECOND_MS
         self.factor = min(WHOLE, self.factor + quiet * FACTOR_RISE)
         self.quiet_since_ms += quiet * SECOND_MS
 
@@ -151,12 +157,15 @@ class _Exchange:
         """Step 3, `released`."""
         for claim in map(Claim._make, request.released):
             lease = self.partitions.get(claim.partition)
-            if lease is not None and (lease.owner, lease.epoch) == (request.owner, claim.epoch):
-                self.partitions[claim.partition] = lease.freed(self.now_ms + self.config.quarantine_ms)
-            elif lease is None and self._learnable(claim):
+            if lease is None and self._learnable(claim):
                 self._learn(claim, request.owner)
                 lease = self.partitions[claim.partition]
-                self.partitions[claim.partition] = lease.freed(self.now_ms + self.config.quarantine_ms)
+            if lease is not None and (lease.owner, lease.epoch) == (request.owner, claim.epoch):
+                carried = carried_with(request, claim, lease, self.now_ms) if self._inherits(request) else None
+                self.partitions[claim.partition] = lease.freed(self.now_ms + self.config.quarantine_ms, carried)
+
+    def _inherits(self, request: LeaseRequest) -> bool:
+        return request.inherits and self.config.handover == "inherit"
 
     def claim(self, request: LeaseRequest) -> tuple[list[Claim], set[int]]:
         """Step 3, `held`: what to drop as wrong owner or epoch, and which partitions are rightly held."""
@@ -235,12 +244,23 @@ class _Exchange:
                 served = (self.now_ms if served is None else served) if enough else None
                 if served is not None and self.now_ms - served >= HANDED_ON_MS and len(oversize) > 1:
                     since, served = self.now_ms, None
-            if (since, served) != (owner.head_since_ms, owner.served_ms):
-                self.owners[name] = replace(owner, head_since_ms=since, served_ms=served)
-        return bool(oversize)
+            waits = owner.waits_since_ms if held[name] < min(owner.head, self.count) else None
+            if held[name] < min(owner.head, self.count) and waits is None:
+                waits = self.now_ms
+            if (since, served, waits) != (owner.head_since_ms, owner.served_ms, owner.waits_since_ms):
+                self.owners[name] = replace(owner, head_since_ms=since, served_ms=served, waits_since_ms=waits)
+        return self._is_their_turn(oversize)
 
-    def settle(self, owner: str, share: int, kept: set[int]) -> tuple[list[Grant], list[Claim]]:
+    def _is_their_turn(self, oversize: set[str]) -> bool:
+        """No share is raised while a head that would pass within its fair share has waited longer: a stream of
+        oversize operations leaves room for others between two of them (capacity.md 17.5)."""
+        longest = min((self.owners[name].head_since_ms or 0 for name in oversize), default=None)
+        others = (owner.waits_since_ms for name, owner in self.owners.items() if name not in oversize)
+        return longest is not None and all(since is None or since >= longest for since in others)
+
+    def settle(self, request: LeaseRequest, share: int, kept: set[int]) -> tuple[list[Grant], list[Claim]]:
         """Steps 4 to 6: renew up to the share, name the surplus, newest first, and grant what is free."""
+        owner = request.owner
         mine = sorted((lease.epoch, index) for index, lease in self.partitions.items() if lease.owner == owner)
         if self.learning:
             mine = [each for each in mine if each[1] in kept]
@@ -249,21 +269,27 @@ class _Exchange:
         surplus = [Claim(index, epoch) for epoch, index in sorted(set(mine) - set(renewed), reverse=True)]
         granted = [index for _, index in renewed]
         for index in granted:
-            self.partitions[index] = replace(self.partitions[index], expires_ms=self.now_ms + self.config.ttl_ms)
+            lease = self.partitions[index]
+            carried = () if index in kept else young(lease.carried, self.now_ms)
+            self.partitions[index] = replace(lease, expires_ms=self.now_ms + self.config.ttl_ms, carried=carried)
         if not self.learning and len(granted) < share:
-            granted += self._grant(owner, share - len(granted))
+            granted += self._grant(owner, share - len(granted), inherits=self._inherits(request))
+        for index in set(granted) - kept:
+            self.inherited += passed_on(self.partitions[index], index, owner, self.now_ms)
         if granted and self.owners[owner].holds_since_ms is None:
             self.owners[owner] = replace(self.owners[owner], holds_since_ms=self.now_ms)
         return [self._named(index) for index in granted], surplus
 
-    def _grant(self, owner: str, wanted: int) -> list[int]:
-        """Step 6: free partitions, lowest index first, each with a higher epoch."""
-        never = Partition(0, None)
-        free = (i for i in range(self.count) if self.partitions.get(i, never).open_to(owner, self.now_ms))
+    def _grant(self, owner: str, wanted: int, *, inherits: bool) -> list[int]:
+        """Step 6: free partitions, lowest index first, each with a higher epoch. What one carries stays with it while
+        it is young: this reply may be lost."""
+        never, now_ms = Partition(0, None), self.now_ms
+        free = (i for i in range(self.count) if self.partitions.get(i, never).open_to(owner, now_ms, inherits=inherits))
         granted = [index for index, _ in zip(free, range(wanted), strict=False)]
         for index in granted:
             self.last_epoch += 1
-            self.partitions[index] = Partition(self.last_epoch, owner, self.now_ms + self.config.ttl_ms)
+            carried = young(self.partitions.get(index, never).carried, now_ms)
+            self.partitions[index] = Partition(self.last_epoch, owner, now_ms + self.config.ttl_ms, carried=carried)
         return granted
 
     def _named(self, index: int) -> Grant:
@@ -312,6 +338,7 @@ class _Exchange:
             pause_ms=max(0, self.pause_until_ms - self.now_ms),
             factor=self.factor,
             next_sync_ms=wait_ms,
+            inherited=tuple(self.inherited),
             config_version=self.before.config_version,
         )
 

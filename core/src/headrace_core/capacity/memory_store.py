@@ -10,19 +10,18 @@ from collections.abc import Callable
 from threading import Lock
 
 from headrace_core.capacity import lease_admin, lease_store
+from headrace_core.capacity.errors import LeaseStoreUnavailable, UnknownResource
 from headrace_core.capacity.lease_state import LeaseState, new_state
 from headrace_core.capacity.protocol import (
     LeaseReply,
     LeaseRequest,
     ResourceConfig,
     StoreStatus,
-    StoreUnavailable,
-    UnknownResource,
 )
 
 
 class MemoryStore:
-    """`LeaseStore` over a clock. `reachable` False: every call raises `StoreUnavailable`, as a lost network would."""
+    """`LeaseStore` over a clock. `reachable` False: every call raises `LeaseStoreUnavailable`, as a lost net would."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
@@ -69,7 +68,7 @@ class MemoryStore:
 
     def _check(self) -> None:
         if not self.reachable:
-            raise StoreUnavailable("the store is not reachable")
+            raise LeaseStoreUnavailable("the store is not reachable")
 
     def _state(self, resource: str) -> LeaseState:
         self._check()

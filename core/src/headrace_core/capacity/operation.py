@@ -1,13 +1,17 @@
-"""Operation, watcher and batch: what goes into the batcher and what comes out (capacity.md 1, 19)."""
+"""Operation, watcher and batch: what goes into the batcher and what comes out (capacity.md 1, 19).
+
+An operation may be queued several times; each copy is an `Entry` with the cost that was in force when it was enqueued.
+A batch is a list of entries for one watcher; `dispatch.py` says how its phase changes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 from headrace_core.capacity.errors import CapacityConfig
-from headrace_core.capacity.units import Amount, add, amount, units
+from headrace_core.capacity.units import Amount, Units, add, amount, units
 
 
 class Watcher:
@@ -25,6 +29,8 @@ class Watcher:
         max_operation_ms: int | None = None,
         on_error: Callable[[Batch, BaseException], Any] | None = None,
     ) -> None:
+        if not callable(callback):
+            raise CapacityConfig("callback", "must be given")
         if max_attempts < 0 or max_batch_size < 0:
             raise CapacityConfig("max_attempts" if max_attempts < 0 else "max_batch_size", "must be 0 or more")
         self.callback = callback
@@ -34,16 +40,30 @@ class Watcher:
         self.on_error = on_error
 
 
+class CostModel(Protocol):
+    """A cost that is learned (capacity.md 15), such as `LearnedCost`."""
+
+    def __call__(self, payload: Any) -> Amount:
+        """The estimate of now, in units."""
+
+    def learn(self, payload: Any, charge: Amount) -> None:
+        """The datastore charged `charge` units."""
+
+
 class Operation:
-    """One unit of work. `cost` in units, or units for each dimension. The same object may be queued several times."""
+    """One unit of work. `cost` in units, or units for each dimension, or a model that estimates it from the payload at
+    each enqueue; then `cost` reads as the estimate in force. The same object may be queued several times."""
 
-    __slots__ = ("_attempt", "_units", "batchable", "cost", "payload", "watcher")
+    __slots__ = ("_attempt", "_model", "_units", "batchable", "cost", "payload", "watcher")
 
-    def __init__(self, watcher: Watcher | None, cost: Amount, payload: Any, batchable: bool = False) -> None:
-        self._units = units(cost, "cost")
+    def __init__(
+        self, watcher: Watcher | None, cost: Amount | CostModel, payload: Any, batchable: bool = False
+    ) -> None:
+        self._model = cost if callable(cost) else None
+        self.cost: Amount = cost(payload) if callable(cost) else cost
+        self._units = units(self.cost, "cost")
         self._attempt = 0
         self.watcher = watcher
-        self.cost = cost
         self.payload = payload
         self.batchable = batchable
 
@@ -56,6 +76,18 @@ class Operation:
     def cost_units(self) -> dict[str, int]:
         """The cost for each dimension; not to be changed."""
         return self._units
+
+    def fix_cost(self) -> dict[str, int]:
+        """For the engine, at enqueue: the cost of this copy for each dimension, from now on fixed."""
+        if self._model is not None:
+            self.cost = self._model(self.payload)
+            self._units = units(self.cost, "cost")
+        return self._units
+
+    def learn(self, charge: Amount) -> None:
+        """For the engine: what the datastore charged; it changes only later estimates."""
+        if self._model is not None:
+            self._model.learn(self.payload, charge)
 
     def count_attempt(self) -> None:
         """For the engine: a callback is about to be entered."""
@@ -70,13 +102,14 @@ class Operation:
 
 
 class Entry:
-    """A place in the buffer. `seq` is the order of arrival, kept when the operation is put back."""
+    """A copy of an operation in the buffer. `seq` is the order of arrival, kept when it is put back."""
 
-    __slots__ = ("op", "seq", "watcher")
+    __slots__ = ("cost", "op", "seq", "watcher")
 
-    def __init__(self, op: Operation, watcher: Watcher, seq: int) -> None:
+    def __init__(self, op: Operation, watcher: Watcher, cost: Units, seq: int) -> None:
         self.op = op
         self.watcher = watcher
+        self.cost = cost
         self.seq = seq
 
 
@@ -99,7 +132,7 @@ class CancelToken:
 
 
 class Phase(Enum):
-    """raised -> running -> over (operation time) -> returned; raised -> withdrawn (put back, never dispatched)."""
+    """See the table in `dispatch.py`."""
 
     RAISED = "raised"
     RUNNING = "running"
@@ -121,18 +154,26 @@ class Batch(Sequence[Operation]):
         self.deadline_ms = 0
         self.cancelled = CancelToken()
         self.cost_units: dict[str, int] = {}
-        self.settler: Callable[[Operation, Amount], None] | None = None
+        self.settler: Callable[[Batch, Operation, Amount], None] | None = None
         for entry in entries:
-            add(self.cost_units, entry.op.cost_units)
+            add(self.cost_units, entry.cost)
 
     @property
     def cost(self) -> int | dict[str, int]:
         return amount(self.cost_units)
 
     def settle(self, op: Operation, charge: Amount) -> None:
-        """Report what the datastore really charged for `op`, in units (capacity.md 15)."""
+        """Report what the datastore really charged for `op`, in units (capacity.md 15). Raises ValueError if `op` is
+        not of this batch, UnknownDimension."""
         if self.settler is not None:
-            self.settler(op, charge)
+            self.settler(self, op, charge)
+
+    def estimate(self, op: Operation) -> Units:
+        """The cost of `op` that was in force when it was enqueued. Raises ValueError if it is not of this batch."""
+        for entry in self.entries:
+            if entry.op is op:
+                return entry.cost
+        raise ValueError("the operation is not of this batch")
 
     @overload
     def __getitem__(self, index: int) -> Operation: ...

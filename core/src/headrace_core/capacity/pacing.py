@@ -1,26 +1,27 @@
 """Pacing: may the operation at the head go now? (capacity.md 5, 14a)
 
 Strict. `credit` in thousandths of a unit grows by capacity x time, holds at most `burst_ms` worth of it and may go
-below zero; later flushes repay the debt. The *ledger* knows what was spent in the last second. An entry is *pending*,
-of age zero, from the moment its batch is raised until its callback is entered; then it gets that time. A head goes
-while credit is above zero and the ledger with it stays within the capacity. All arithmetic is exact, in integers.
+below zero; later flushes repay the debt. A head goes while credit is above zero and the ledger with it stays within the
+capacity. The ledger is looked at again just before the callback. All arithmetic is exact, in integers.
 
 Slice. The classic rule: a flush takes until the sum exceeds a slice of the capacity. It holds no limit in a window.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
-from headrace_core.capacity.units import PLAIN, Units, add, is_zero
+from headrace_core.capacity.ledger import Ledger
+from headrace_core.capacity.units import PLAIN, Units, add
 
-WINDOW_NS = 1_000_000_000
 NS_PER_MS = 1_000_000
 
 
 class Pacer(Protocol):
-    """One flush: `begin`, then `allows` and `take` for each head. `seq` numbers the batches in the order raised."""
+    """One flush: `begin`, then `allows` and `take` for each head. `seq` numbers the batches in the order raised.
+
+    `newest` and `inherit` are for handing a ledger over (capacity.md 13, `Ledger`)."""
 
     def begin(self, now_ms: int, capacity: Units) -> None: ...
     def allows(self, cost: Units) -> bool: ...
@@ -30,39 +31,8 @@ class Pacer(Protocol):
     def withdraw(self, seq: int) -> None: ...
     def settle(self, extra: Units, now_ns: int) -> None: ...
     def used(self, now_ns: int) -> dict[str, int]: ...
-
-
-class Ledger:
-    """Costs of the last second, in nanoseconds of a monotonic clock, and of what is raised but not entered."""
-
-    def __init__(self) -> None:
-        self._entered: deque[tuple[int, Units]] = deque()
-        self._sum: dict[str, int] = {}
-        self._pending: dict[int, Units] = {}
-
-    def put_pending(self, seq: int, cost: Units) -> None:
-        self._pending[seq] = cost
-
-    def drop_pending(self, seq: int) -> Units:
-        return self._pending.pop(seq, {})
-
-    def enter(self, cost: Units, now_ns: int) -> None:
-        """Times never run backwards here: an entry that is too young is on the safe side."""
-        if is_zero(cost):
-            return
-        at_ns = max(now_ns, self._entered[-1][0]) if self._entered else now_ns
-        self._entered.append((at_ns, cost))
-        add(self._sum, cost)
-
-    def used(self, now_ns: int, before: int | None = None) -> dict[str, int]:
-        """Spent in the window that ends at `now_ns`, with what is pending (`before`: only lower batches)."""
-        while self._entered and now_ns - self._entered[0][0] >= WINDOW_NS:
-            add(self._sum, self._entered.popleft()[1], -1)
-        total = dict(self._sum)
-        for seq, cost in self._pending.items():
-            if before is None or seq < before:
-                add(total, cost)
-        return total
+    def newest(self, now_ns: int, kept: Units) -> list[tuple[int, dict[str, int]]]: ...
+    def inherit(self, entries: Iterable[tuple[int, Units]]) -> None: ...
 
 
 class StrictPacing:
@@ -85,28 +55,32 @@ class StrictPacing:
         self._last_flush_ms = now_ms
 
     def allows(self, cost: Units) -> bool:
-        return all(
-            self.credit.get(name, 0) > 0 and self._used.get(name, 0) + value <= self._capacity.get(name, 0)
-            for name, value in cost.items()
-            if value
-        )
+        for name, value in cost.items():
+            if value and (
+                self.credit.get(name, 0) <= 0 or self._used.get(name, 0) + value > self._capacity.get(name, 0)
+            ):
+                return False
+        return True
 
     def take(self, cost: Units) -> None:
-        self._debit(cost)
-        add(self._used, cost)
+        for name, value in cost.items():
+            if value:
+                self.credit[name] = self.credit.get(name, 0) - 1000 * value
+                self._used[name] = self._used.get(name, 0) + value
 
     def raised(self, seq: int, cost: Units) -> None:
         self._ledger.put_pending(seq, cost)
 
     def enter(self, seq: int, now_ns: int, capacity: Units) -> bool:
         """The second look, just before the callback. Batches raised later give way, so order is kept."""
-        cost = self._ledger.drop_pending(seq)
-        used = self._ledger.used(now_ns, before=seq)
-        if all(used.get(name, 0) + value <= capacity.get(name, 0) for name, value in cost.items() if value):
-            self._ledger.enter(cost, now_ns)
-            return True
-        self._ledger.put_pending(seq, cost)
-        return False
+        cost = self._ledger.pending(seq)
+        used = self._ledger.used_before(seq, now_ns)
+        for name, value in cost.items():
+            if value and used.get(name, 0) + value > capacity.get(name, 0):
+                return False
+        self._ledger.drop_pending(seq)
+        self._ledger.enter(cost, now_ns)
+        return True
 
     def withdraw(self, seq: int) -> None:
         """The batch is not dispatched after all: its charge comes back, within the burst."""
@@ -117,15 +91,16 @@ class StrictPacing:
     def settle(self, extra: Units, now_ns: int) -> None:
         """A charge above the estimate: an entry and a debit at once (capacity.md 15)."""
         self._ledger.enter(extra, now_ns)
-        self._debit(extra)
+        add(self.credit, {name: 1000 * value for name, value in extra.items()}, -1)
 
     def used(self, now_ns: int) -> dict[str, int]:
         return self._ledger.used(now_ns)
 
-    def _debit(self, cost: Units) -> None:
-        for name, value in cost.items():
-            if value:
-                self.credit[name] = self.credit.get(name, 0) - 1000 * value
+    def newest(self, now_ns: int, kept: Units) -> list[tuple[int, dict[str, int]]]:
+        return self._ledger.newest(now_ns, kept)
+
+    def inherit(self, entries: Iterable[tuple[int, Units]]) -> None:
+        self._ledger.inherit(entries)
 
 
 class FreePacing:
@@ -154,6 +129,12 @@ class FreePacing:
 
     def used(self, now_ns: int) -> dict[str, int]:  # noqa: ARG002
         return {}
+
+    def newest(self, now_ns: int, kept: Units) -> list[tuple[int, dict[str, int]]]:  # noqa: ARG002
+        return []
+
+    def inherit(self, entries: Iterable[tuple[int, Units]]) -> None:
+        """Nothing to count."""
 
 
 class SlicePacing(FreePacing):

@@ -8,45 +8,17 @@ own clock. All of it can be encoded with msgspec, for stores behind a wire.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import msgspec
 
-from headrace_core.errors import ConfigError, HeadraceError
+from headrace_core.capacity.errors import CapacityConfig, PartitionsOutOfRange
 
 Capacity = int | dict[str, int]
+Handover = Literal["wait", "inherit"]
+"""How a partition changes its owner: after the quarantine, or with the ledger of the old one (capacity.md 13)."""
 MAX_PARTITIONS = 500
 WINDOW_MS = 1_000
-
-
-class LeaseError(HeadraceError):
-    """Base of what a lease store raises."""
-
-    code = "LeaseError"
-
-
-class StoreUnavailable(LeaseError):
-    """The store did not answer in time; never a grant. The same call, under a new `seq`, can work later."""
-
-    code = "LeaseStoreUnavailable"
-    retry = True
-
-
-class TooManyPartitions(LeaseError, ConfigError):
-    """More than 500 partitions, or none. Capacity is never cut silently."""
-
-    code = "PartitionsOutOfRange"
-
-
-class UnknownResource(LeaseError):
-    """`provision` was not called for this resource, or the store lost it. `resource` names it."""
-
-    code = "UnknownResource"
-    retry = True
-
-    def __init__(self, resource: str) -> None:
-        super().__init__(f"resource {resource!r} is not provisioned")
-        self.resource = resource
 
 
 class Claim(NamedTuple):
@@ -62,6 +34,14 @@ class Grant(NamedTuple):
     worth: Capacity
 
 
+class Spent(NamedTuple):
+    """Cost units of a ledger that is handed over with a partition, `age_ms` old when the message was made."""
+
+    partition: int
+    age_ms: int
+    cost: Capacity
+
+
 class RampSetting(NamedTuple):
     """An increase becomes effective by at most `step` units/s each `per_ms` (capacity.md 15)."""
 
@@ -70,7 +50,7 @@ class RampSetting(NamedTuple):
 
 
 class ResourceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store knows of a resource. `partitions` in place of `factor` with dimensions. Raises `ConfigError`."""
+    """What a store knows of a resource. `partitions` in place of `factor` with dimensions. Raises `CapacityConfig`."""
 
     resource: str
     shared_capacity: Capacity
@@ -83,20 +63,23 @@ class ResourceConfig(msgspec.Struct, frozen=True, kw_only=True):
     adaptive: bool = False
     ttl_ms: int = 5_000
     quarantine_ms: int = WINDOW_MS
+    handover: Handover = "wait"
 
     def __post_init__(self) -> None:
         for name, least in (("factor", 1), ("max_instances", 1), ("ttl_ms", 1), ("quarantine_ms", 0)):
             if getattr(self, name) < least:
-                raise ConfigError(name, f"must be {least} or more")
+                raise CapacityConfig(name, f"must be {least} or more")
+        if self.handover not in get_args(Handover):
+            raise CapacityConfig("handover", f"must be one of {', '.join(get_args(Handover))}")
         if isinstance(self.shared_capacity, dict) != (self.partitions is not None):
-            raise ConfigError("partitions", "must be given exactly with several dimensions")
+            raise CapacityConfig("partitions", "must be given exactly with several dimensions")
         if self.ramp is not None and min(self.ramp) < 1:
-            raise ConfigError("ramp", "step and per_ms must be 1 or more")
+            raise CapacityConfig("ramp", "step and per_ms must be 1 or more")
         for name in ("shared_capacity", "reserved_capacity"):
             if min(by_dimension(getattr(self, name)).values(), default=-1) < 0:
-                raise ConfigError(name, "must be 0 or more")
+                raise CapacityConfig(name, "must be 0 or more")
         if not 0 <= self.count(by_dimension(self.shared_capacity)) <= MAX_PARTITIONS or self.partitions == 0:
-            raise TooManyPartitions("shared_capacity", f"needs more than {MAX_PARTITIONS} partitions, or none")
+            raise PartitionsOutOfRange("shared_capacity", f"needs more than {MAX_PARTITIONS} partitions, or none")
         self._check_total()
 
     def count(self, shared: Mapping[str, int]) -> int:
@@ -104,12 +87,9 @@ class ResourceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.partitions if self.partitions is not None else -(-shared[""] // self.factor)
 
     def _check_total(self) -> None:
-        if self.total_capacity is None:
-            return
-        total, reserved = by_dimension(self.total_capacity), by_dimension(self.reserved_capacity)
-        for name, shared in by_dimension(self.shared_capacity).items():
-            if shared + self.max_instances * reserved.get(name, 0) > total.get(name, 0):
-                raise ConfigError("total_capacity", "is below shared + max_instances x reserved")
+        if self.total_capacity is not None:
+            total, reserved = by_dimension(self.total_capacity), by_dimension(self.reserved_capacity)
+            check_total(total, by_dimension(self.shared_capacity), reserved, self.max_instances)
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +97,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `held` and `released` may also be plain pairs. `reserve_held`: it has a reserve slot from an earlier reply, which a
     store that lost its memory then honours.
-    `config_version`: that of the last reply that was used; it confirms a decrease.
+    `config_version`: that of the last reply that was used; it confirms a decrease. `inherits`: the owner hands over and
+    takes over ledgers; `spent`: what of its ledger goes with the partitions in `released`.
     """
 
     resource: str
@@ -134,13 +115,16 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     pause_ms: int = 0
     throttled: float = 0.0
     config_version: int = 0
+    inherits: bool = False
+    spent: tuple[Spent, ...] = ()
 
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. `stale`: `seq` was not above the last one; nothing changed and nothing is granted.
 
     `shared_capacity` is effective now, `max_capacity` the configured shared plus reserved. `factor` in thousandths.
-    `next_sync_ms`: a call after so long would be granted more; 0 = nothing named.
+    `next_sync_ms`: a call after so long would be granted more; 0 = nothing named. `inherited`: must be in the owner's
+    ledger before it uses the partition.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -155,6 +139,7 @@ class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
     next_sync_ms: int = 0
     config_version: int = 0
     stale: bool = False
+    inherited: tuple[Spent, ...] = ()
 
 
 class OwnerStatus(msgspec.Struct, frozen=True):
@@ -188,7 +173,7 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseStore(Protocol):
-    """The port of all stores. Every method raises `StoreUnavailable` when the store does not answer in time."""
+    """The port of all stores. Every method raises `LeaseStoreUnavailable` when the store does not answer in time."""
 
     def provision(self, resource: ResourceConfig) -> None:
         """Make the resource known; idempotent: what is known stays as it is."""
@@ -197,10 +182,19 @@ class LeaseStore(Protocol):
         """One exchange. Raises `UnknownResource`."""
 
     def configure(self, resource: str, **changes: object) -> int:
-        """Change the configuration at run time; returns its new version. Raises `ConfigError`, `UnknownResource`."""
+        """Change the configuration at run time; returns its new version. Raises `CapacityConfig`, `UnknownResource`."""
 
     def status(self, resource: str) -> StoreStatus:
         """Raises `UnknownResource`."""
+
+
+def check_total(
+    total: Mapping[str, int], shared: Mapping[str, int], reserved: Mapping[str, int], max_instances: int
+) -> None:
+    """shared + max_instances x reserved <= total (capacity.md 2). Raises `CapacityConfig`."""
+    for name, value in shared.items():
+        if value + max_instances * reserved.get(name, 0) > total.get(name, 0):
+            raise CapacityConfig("total_capacity", "is below shared + max_instances x reserved")
 
 
 def by_dimension(capacity: Capacity) -> dict[str, int]:

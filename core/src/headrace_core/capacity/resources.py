@@ -24,9 +24,10 @@ from headrace_core.capacity.errors import (
 )
 from headrace_core.capacity.events import EventLog
 from headrace_core.capacity.in_force import InForce
+from headrace_core.capacity.pacing import Pacer
 from headrace_core.capacity.protocol import LeaseStore
 from headrace_core.capacity.shared_config import SharedConfig, partition_count, partition_worth, partitions_for
-from headrace_core.capacity.units import Amount, Units, amount, is_zero, units
+from headrace_core.capacity.units import Amount, Units, add, amount, exceeds, is_zero, units
 
 WHOLE = 1000
 """The adaptive factor 1.0, in thousandths."""
@@ -39,6 +40,8 @@ class RateLimiter(Protocol):
     def capacity(self) -> int | dict[str, int]: ...
     @property
     def max_capacity(self) -> int | dict[str, int]: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
     def request(self, cost: Amount, head: Amount = 0) -> None: ...
     def throttled(self, share: float) -> None: ...
 
@@ -53,7 +56,9 @@ class Resource(ABC):
         self.throttled_share = 0.0
         self.started = False
         self.pause_until_ms: int | None = None
-        self.pause_wanted_ms = 0
+        self.pause_wanted_until_ms: int | None = None
+        self.pacer: Pacer | None = None
+        """The books of what this instance spent; set by the batcher at its start."""
 
     @property
     @abstractmethod
@@ -96,9 +101,9 @@ class Resource(ABC):
         """Share of refused or timed-out requests of the last second, 0 to 1, for the adaptive factor."""
         self.throttled_share = max(0.0, min(1.0, share))
 
-    def pause(self, length_ms: int) -> None:
+    def pause(self, until_ms: int) -> None:
         """Ask that every instance pauses; a fixed resource has only this one."""
-        self.pause_wanted_ms = max(self.pause_wanted_ms, length_ms)
+        self.pause_wanted_until_ms = max(self.pause_wanted_until_ms or until_ms, until_ms)
 
     def take_pause(self) -> int | None:
         """End of a pause that the store asked for, once."""
@@ -167,6 +172,8 @@ class SharedResource(Resource):
         if store is None:
             raise UndefinedLeaseStore("a shared resource needs a lease store")
         self.config = SharedConfig(**config)
+        if lease_reserve and self.config.max_instances is None and not is_zero(self.config.reserve_units):
+            raise CapacityConfig("max_instances", "must be given when a reserve is set")
         self.store = store
         self.lease = lease or LeaseConfig()
         self.guard: AbstractContextManager[Any] = nullcontext()
@@ -177,6 +184,7 @@ class SharedResource(Resource):
         self._held: list[Held] = []
         self._reported: dict[str, int] | None = None
         self._need: Units = {}
+        self._head: Units = {}
         self._ending = False
         self.safe = False
         self.wanted = 0
@@ -240,8 +248,8 @@ class SharedResource(Resource):
         above = {name: max(0, value - self._reserve.get(name, 0)) for name, value in cost_units.items()}
         head_above = {name: max(0, value - self._reserve.get(name, 0)) for name, value in head_units.items()}
         self._need = {n: max(above.get(n, 0), head_above.get(n, 0)) for n in above.keys() | head_above.keys()}
-        self.head_partitions = partitions_for(self.config, self._shared, head_above)
-        self.wanted = partitions_for(self.config, self._shared, self._need)
+        self._head = head_above
+        self._count_wanted()
         self.log.emit("target", amount(above), partitions=self.wanted)
 
     def release_surplus(self) -> list[tuple[int, int]]:
@@ -295,7 +303,7 @@ class SharedResource(Resource):
     def give_back(self, now_ms: int) -> None:  # noqa: ARG002
         self._ending = True
         self.wanted = self.head_partitions = 0
-        self._need = {}
+        self._need = self._head = {}
 
     def learn(self, effective: Units, most: Units | None = None) -> None:
         """What the store says: the shared capacity in force, and the most there could be (reserve included).
@@ -307,7 +315,7 @@ class SharedResource(Resource):
         self._shared = dict(shared)
         for held in self._held:
             held.worth = partition_worth(self.config, effective, held.partition)
-        self.wanted = partitions_for(self.config, shared, self._need)
+        self._count_wanted()
 
     def learn_reserve(self, reserve: Units) -> None:
         """The reserve of each instance, as the store knows it."""
@@ -344,6 +352,28 @@ class SharedResource(Resource):
         if changed.keys() != self._shared.keys():
             raise CapacityConfig(field, "the dimensions are fixed")
         return changed
+
+    def worth(self, partition: int) -> dict[str, int]:
+        """Units per second of a partition, by the configured capacity."""
+        return partition_worth(self.config, self._shared, partition)
+
+    def _count_wanted(self) -> None:
+        """Partitions wanted in all, and for the head alone (capacity.md 12, 13)."""
+        self.head_partitions = self._partitions_for_head()
+        self.wanted = max(partitions_for(self.config, self._shared, self._need), self.head_partitions)
+
+    def _partitions_for_head(self) -> int:
+        """Partitions are not all worth the same. Where those that would stay are too little, one more is needed: an
+        operation that fits must not wait for ever."""
+        needed = partitions_for(self.config, self._shared, self._head)
+        if not needed:
+            return 0
+        worth = dict.fromkeys(self._head, 0)
+        for count, held in enumerate(self._held, start=1):
+            add(worth, held.worth)
+            if count >= needed and not exceeds(self._head, worth):
+                return count
+        return min(max(needed, len(self._held) + 1), self.partitions)
 
     def report_capacity(self, *, always: bool = False) -> None:
         """Event `capacity`, if it changed since the last one."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from headrace_core.capacity.config import LeaseConfig
 from headrace_core.capacity.errors import CapacityConfig, PartitionsOutOfRange, UndefinedSharedCapacity
-from headrace_core.capacity.protocol import MAX_PARTITIONS, RampSetting, ResourceConfig
+from headrace_core.capacity.protocol import MAX_PARTITIONS, Handover, RampSetting, ResourceConfig, check_total
 from headrace_core.capacity.units import Amount, Units, amount, units
 from headrace_core.capacity.worth import even_worth, factor_worth
 
@@ -24,22 +25,37 @@ class SharedConfig:
     factor: int = 1
     partitions: int | None = None
     reserved_capacity: Amount = 0
-    max_instances: int = 1
+    max_instances: int | None = None
     total_capacity: Amount | None = None
     weight: int = 1
     ramp: tuple[int, int] | None = None
     adaptive: bool = False
     safe_capacity: int = 0
+    handover: Handover = "wait"
 
     def __post_init__(self) -> None:
         if self.shared_capacity is None:
             raise UndefinedSharedCapacity("shared_capacity must be given")
-        for name, least in (("factor", 1), ("weight", 1), ("max_instances", 1), ("safe_capacity", 0)):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
-                raise CapacityConfig(name, f"must be an integer of {least} or more")
+        self._check("factor", self.factor, 1)
+        self._check("weight", self.weight, 1)
+        self._check("max_instances", self.instances, 1)
+        self._check("safe_capacity", self.safe_capacity, 0)
+        for value in () if self.ramp is None else self.ramp:
+            self._check("ramp", value, 1)
+        if self.handover not in get_args(Handover):
+            raise CapacityConfig("handover", f"must be one of {', '.join(get_args(Handover))}")
         if isinstance(self.shared_capacity, Mapping) != (self.partitions is not None):
             raise CapacityConfig("partitions", "must be given exactly with several dimensions")
         self.check_total(units(self.shared_capacity, "shared_capacity"), self.reserve_units)
+
+    def _check(self, name: str, value: object, least: int) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise CapacityConfig(name, f"must be an integer of {least} or more")
+
+    @property
+    def instances(self) -> int:
+        """Reserve slots."""
+        return 1 if self.max_instances is None else self.max_instances
 
     @property
     def shared_units(self) -> dict[str, int]:
@@ -63,7 +79,7 @@ class SharedConfig:
             factor=self.factor,
             partitions=self.partitions,
             reserved_capacity=amount(self.reserve_units),
-            max_instances=self.max_instances,
+            max_instances=self.instances,
             total_capacity=None
             if self.total_capacity is None
             else amount(units(self.total_capacity, "total_capacity")),
@@ -71,16 +87,13 @@ class SharedConfig:
             adaptive=self.adaptive,
             ttl_ms=lease.ttl_ms,
             quarantine_ms=lease.quarantine_ms,
+            handover=self.handover,
         )
 
     def check_total(self, shared: Units, reserved: Units) -> None:
         """shared + max_instances x reserved <= total, where a total is given (capacity.md 2)."""
-        if self.total_capacity is None:
-            return
-        total = units(self.total_capacity, "total_capacity")
-        for name, value in shared.items():
-            if value + self.max_instances * reserved.get(name, 0) > total.get(name, 0):
-                raise CapacityConfig("total_capacity", "is below shared + max_instances x reserved")
+        if self.total_capacity is not None:
+            check_total(units(self.total_capacity, "total_capacity"), shared, reserved, self.instances)
 
 
 def partition_count(config: SharedConfig, shared: Units) -> int:
@@ -90,7 +103,7 @@ def partition_count(config: SharedConfig, shared: Units) -> int:
     else:
         count = max(-(-value // config.factor) for value in shared.values())
     if not 0 <= count <= MAX_PARTITIONS:
-        raise PartitionsOutOfRange(f"{count} partitions; at most {MAX_PARTITIONS}")
+        raise PartitionsOutOfRange("shared_capacity", f"{count} partitions; at most {MAX_PARTITIONS}")
     return count
 
 

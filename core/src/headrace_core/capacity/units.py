@@ -17,6 +17,8 @@ PLAIN = ""
 
 def units(amount: Amount, field: str) -> dict[str, int]:
     """`amount` for each dimension. Raises CapacityConfig unless all numbers are integers of 0 or more."""
+    if type(amount) is int and amount >= 0:
+        return {PLAIN: amount}
     mapping = dict(amount) if isinstance(amount, Mapping) else {PLAIN: amount}
     for value in mapping.values():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -36,6 +38,14 @@ def add(total: dict[str, int], cost: Units, sign: int = 1) -> None:
     for name, value in cost.items():
         if value:
             total[name] = total.get(name, 0) + sign * value
+
+
+def exceeds(cost: Units, most: Units) -> bool:
+    """True if any dimension of `cost` is above that of `most`."""
+    for name, value in cost.items():  # noqa: SIM110 - runs for each operation; a generator takes three times as long
+        if value > most.get(name, 0):
+            return True
+    return False
 
 
 def is_zero(mapping: Units) -> bool:

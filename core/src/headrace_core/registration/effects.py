@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from headrace_core.registration.message import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Struct, frozen=True):
     root: str
     entity: str
     document: Mapping[str, Any]
     automatic: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """The main device of a root is known from its first record on; nobody registered it."""
 
     root: str
@@ -26,8 +25,7 @@ class Opened:
     document: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TwinChanged:
+class TwinChanged(Struct, frozen=True):
     """`value` None: the key is removed."""
 
     root: str
@@ -36,8 +34,7 @@ class TwinChanged:
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Updated:
+class Updated(Struct, frozen=True):
     """`changed` lists `@parent`, `@health`, in this order."""
 
     root: str
@@ -46,8 +43,7 @@ class Updated:
     document: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Struct, frozen=True):
     """A message of a registered entity is passed on unchanged."""
 
     root: str
@@ -56,30 +52,26 @@ class Passed:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Cleared:
+class Cleared(Struct, frozen=True):
     """The retained message on `topic` is emptied."""
 
     root: str
     topic: str
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(Struct, frozen=True):
     root: str
     entity: str
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(Struct, frozen=True):
     """For the bridge: publish `payload` on `topic`, retained; empty clears."""
 
     topic: str
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Struct, frozen=True):
     """A message is refused, lost or discarded; `root` None if its topic names none that is accepted."""
 
     message: Message
@@ -88,8 +80,7 @@ class Dropped:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class StatusChanged:
+class StatusChanged(Struct, frozen=True):
     """The status of an entity may have changed; `document` None: nothing is known of it any more.
 
     `detail` says more about the document's `last_error`.

@@ -18,7 +18,7 @@ from headrace_core.registration.effects import Effect, StatusChanged
 from headrace_core.registration.message import Message, parse_definition
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import Request, Response
-from headrace_core.registration.store import Store, number
+from headrace_core.registration.store import CLOCK, Store
 from headrace_core.registration.topics import Kind, Parsed
 from headrace_core.registration.updates import update
 from headrace_core.registration.work import Work, open_root
@@ -29,8 +29,10 @@ class Engine:
     """Rules over a State. Times are milliseconds on the log's clock; a lower time than the clock's counts as that."""
 
     def __init__(self, state: State, config: RegistrationConfig) -> None:
-        self._state = state
+        self.store = Store(state, keep=True)
         self._config = config
+        self._opened: set[str] = set()
+        """Roots whose main device is known to be in the store; it is never removed."""
 
     def message(self, topic: str, payload: bytes, *, retained: bool | None, receipt_ms: int, ref: int) -> list[Effect]:
         """Apply one MQTT message; `ref` is its offset in the log. Whatever is wrong with it is an effect.
@@ -48,7 +50,9 @@ class Engine:
             root = topic.split("/")[0]
             work.drop(message, root if root in self._config.roots else None, refusal)
             return self._end(work)
-        open_root(work, parsed.root)
+        if parsed.root not in self._opened:
+            open_root(work, parsed.root)
+            self._opened.add(parsed.root)
         if parsed.kind is Kind.REGISTRATION:
             _registration(work, parsed, message)
         else:
@@ -77,15 +81,14 @@ class Engine:
         """Log time at which the next pending entity or idle status is over; None: nothing waits."""
         times = []
         for family, wait in ((b"X", self._config.pending_ttl), (b"A", self._config.status_retention)):
-            first = next(iter(self._state.scan(family, bytes([family[0] + 1]))), None)
-            if first is not None:
-                times.append(int.from_bytes(first[0][1:9], "big") + wait)
+            found = self.store.first_under(family)
+            if found is not None:
+                times.append(int.from_bytes(found[0][1:9], "big") + wait)
         return min(times, default=None)
 
     def _begin(self, receipt_ms: int) -> Work:
-        work = Work(Store(self._state), self._config)
-        work.now = max(work.store.clock, receipt_ms)
-        self._state.put(b"cclock", number(work.now))
+        work = Work(self.store, self._config, max(self.store.clock, receipt_ms))
+        self.store.set_number(CLOCK, work.now)
         pending.expire(work)
         status.expire_idle(work)
         return work
@@ -135,7 +138,8 @@ def _define(work: Work, root: str, tid: str, message: Message) -> bool | None:
 def _data(work: Work, parsed: Parsed, message: Message) -> None:
     """Data passes if its entity is registered, else it registers it (section 7), is kept (section 6), or is lost."""
     root, tid, store = parsed.root, parsed.topic_id, work.store
-    if store.entity(root, tid) is None:
+    registered = store.has_entity(root, tid)
+    if not registered:
         if parsed.kind is Kind.SIGNAL:
             work.drop(message, root, Refusal("unregistered_signal", "signals are not kept"))
             return
@@ -145,7 +149,8 @@ def _data(work: Work, parsed: Parsed, message: Message) -> None:
         suitable = parsed.registers and bool(message.payload) and topics.default_type(tid) is not None
         if suitable and work.config.auto_register:
             entities.register_automatically(work, root, tid)
-    if store.entity(root, tid) is None:
+            registered = store.has_entity(root, tid)
+    if not registered:
         pending.keep(work, parsed, message)
         return
     store.count("passed")

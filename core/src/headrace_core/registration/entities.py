@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from headrace_core.registration import status, topics
 from headrace_core.registration.cache import pending
 from headrace_core.registration.effects import Passed, Published, Registered, TwinChanged
@@ -51,6 +53,11 @@ def register(work: Work, root: str, tid: str, definition: Definition) -> None:
     _run(work, root, _put(work, root, tid, definition, external, automatic=False))
 
 
+def echoed(entity: Entity) -> Entity:
+    """With the content of its publication, so that the echo is a repeat even if a PATCH overtakes it (8.2)."""
+    return replace(entity, content=publication(entity))
+
+
 def _put(work: Work, root: str, tid: str, definition: Definition, external: str, *, automatic: bool) -> list[Step]:
     """Store and put out one entity with its own data; returns what follows it."""
     store = work.store
@@ -59,6 +66,8 @@ def _put(work: Work, root: str, tid: str, definition: Definition, external: str,
     content = write_json(definition.content())
     parent = definition.resolved_parent(tid)
     entity = Entity(definition.type, external, parent, definition.health, automatic, work.now, content)
+    if automatic:
+        entity = echoed(entity)
     store.put(key(b"E", root, tid), entity)
     store.tally(root, f"entities.{entity.type}")
     store.tally(root, "automatic", int(automatic))
@@ -166,7 +175,10 @@ def pass_on(work: Work, root: str, tid: str, channel: str, message: Message) -> 
 def mark(work: Work, root: str, tid: str, topic: str, *, retained: bool) -> None:
     """Remember whether the last message of a data topic was retained and not empty (section 9)."""
     name = key(b"V", root, tid) + topic.encode()
-    work.store.write(name, b"" if retained else None)
+    if retained:
+        work.store.write(name, b"")
+    elif work.store.raw(name) is not None:
+        work.store.delete(name)
 
 
 def set_twin(work: Work, root: str, tid: str, name: str, value: object) -> None:

@@ -57,6 +57,7 @@ def _post(work: Work, request: Request, found: Route) -> Response:
     if definition.ignored:
         work.store.count("warnings.unknown_member")
     entities.register(work, found.root, tid, definition)
+    work.store.put(key(b"E", found.root, tid), entities.echoed(_known(work, found.root, tid)))
     _publish(work, found.root, tid)
     location = f"/{found.root}/v1/entities/{tid}"
     return Response(201, {"Location": location}, {"@topic-id": tid})

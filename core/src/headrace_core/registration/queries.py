@@ -1,6 +1,7 @@
 """HTTP reads (registration.md 12, 13) as pure functions of a State; any instance that has the state can answer.
 
-Lists are sorted by a key of their own and paged by a cursor that holds the last key and a digest of the filters.
+Lists are paged by a cursor that holds the place of the last item and a digest of path and filters; a page seeks that
+place (for the entity list see `listing`).
 """
 
 from __future__ import annotations
@@ -8,19 +9,23 @@ from __future__ import annotations
 import base64
 import heapq
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
-from headrace_core.registration import topics
+from headrace_core.registration import listing, topics
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.registration.message import TYPES, read_json, write_json
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import Request, Response, Route, etag, matches, problem, query, route
 from headrace_core.registration.status import missing_ancestors, status_document
-from headrace_core.registration.store import Store, key, parts
+from headrace_core.registration.store import Store, after, key, parts
 from headrace_core.registration.work import Work, document, open_root
 from headrace_core.state import Overlay, State
 
-STATES = ("unknown", "pending", "registered", "expired", "removed")
+T = TypeVar("T")
+FAMILIES = {"unknown": b"Z", "pending": b"P", "registered": b"E", "expired": b"Z", "removed": b"Z"}
+"""Where the ids in a state are; ids that nothing at all is known of are nowhere."""
+STATES = tuple(FAMILIES)
 
 
 def answer(state: State, config: RegistrationConfig, request: Request) -> Response:
@@ -90,50 +95,45 @@ def _config(work: Work, request: Request, found: Route) -> Response:
 
 def _limit(parameters: dict[str, str]) -> int:
     text = parameters.get("limit", "1000")
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:10]) <= 1000:
+    if not (text.isascii() and text.isdigit() and len(text) <= 9) or not 1 <= int(text) <= 1000:
         raise Refusal("invalid_query", "limit is 1 to 1000")
     return int(text)
 
 
-def _page(
-    request: Request, parameters: dict[str, str], place: Callable[[Any], Any], items: Iterator[Any]
-) -> tuple[list[Any], str | None]:
-    """One page of sorted items after the cursor, and the cursor of the next page if there is one."""
-    limit = _limit(parameters)
+def _digest(request: Request, parameters: dict[str, str]) -> str:
+    """What a cursor is valid for: path and filters."""
     filters = {k: v for k, v in sorted(parameters.items()) if k not in ("limit", "cursor")}
-    digest = etag([request.path.partition("?")[0], filters]).strip('"')
-    last = _read_cursor(parameters["cursor"], digest) if "cursor" in parameters else None
-    page: list[Any] = []
-    for item in items:
-        if last is not None and place(item) <= last:
-            continue
-        if len(page) == limit:
-            return page, _write_cursor(digest, place(page[-1]))
-        page.append(item)
-    return page, None
+    return etag([request.path.partition("?")[0], filters]).strip('"')
 
 
-def _write_cursor(digest: str, place: Any) -> str:
-    return base64.urlsafe_b64encode(write_json([digest, place])).decode().rstrip("=")
+class Place(NamedTuple):
+    """Where a page begins: behind `last` (a path of topic ids; empty: at the start) in the order of moment `since`."""
+
+    since: int
+    last: list[str]
 
 
-def _read_cursor(text: str, digest: str) -> list[Any]:
+def _page(items: Iterator[T], limit: int) -> tuple[list[T], bool]:
+    """One page, and whether there is more."""
+    page = list(islice(items, limit))
+    return page, next(items, None) is not None
+
+
+def _write_cursor(digest: str, place: Place) -> str:
+    return base64.urlsafe_b64encode(write_json([digest, *place])).decode().rstrip("=")
+
+
+def _read_cursor(text: str, digest: str) -> Place:
+    """Raises Refusal `invalid_cursor`."""
     try:
         padded = text + "=" * (-len(text) % 4)
-        value = read_json(base64.b64decode(padded, altchars=b"-_", validate=True))
-        if not isinstance(value, list) or len(value) != 2 or value[0] != digest or not _is_place(value[1]):
-            raise ValueError("of another query")
-    except ValueError as error:
-        raise Refusal("invalid_cursor", "unknown, or of another query") from error
-    place: list[Any] = value[1]
-    return place
-
-
-def _is_place(value: Any) -> bool:
-    """A place is a depth and a path of topic ids; the status list uses depth 0 and a path of one."""
-    if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not int or not isinstance(value[1], list):
-        return False
-    return all(isinstance(name, str) for name in value[1])
+        match read_json(base64.b64decode(padded, altchars=b"-_", validate=True)):
+            case [str() as made_for, int() as since, [*last]] if made_for == digest and last:
+                if since >= 0 and all(isinstance(name, str) for name in last):
+                    return Place(since, last)
+    except ValueError:
+        pass
+    raise Refusal("invalid_cursor", "unknown, or of another query")
 
 
 def _entities(work: Work, request: Request, found: Route) -> Response:
@@ -141,11 +141,32 @@ def _entities(work: Work, request: Request, found: Route) -> Response:
     parameters = query(request, ("root", "parent", "type", "limit", "cursor"))
     if "root" in parameters and "parent" in parameters:
         raise Refusal("invalid_query", "root and parent exclude each other")
-    kind = _check_type(parameters)
-    items = (item for item in _walk(work.store, found.root, parameters) if kind in (None, item[1]["@type"]))
-    page, cursor = _page(request, parameters, lambda item: item[0], items)
-    headers = {} if cursor is None else {"Link": _next_link(request, cursor)}
+    kind, limit, digest = _check_type(parameters), _limit(parameters), _digest(request, parameters)
+    store, root = work.store, found.root
+    at = _read_cursor(parameters["cursor"], digest) if "cursor" in parameters else Place(listing.now(store), [])
+    if not listing.is_known(store, root, at.since):
+        raise Refusal("invalid_cursor", "of a listing that began too long ago")
+    found_items = (
+        (path, document(tid, entity))
+        for path, tid in _listed(store, root, parameters, at)
+        if (entity := store.entity(root, tid)) is not None and kind in (None, entity.type)
+    )
+    page, more = _page(found_items, limit)
+    headers = {}
+    if more:
+        headers["Link"] = _next_link(request, _write_cursor(digest, Place(at.since, page[-1][0])))
     return Response(200, headers, [value for _, value in page])
+
+
+def _listed(store: Store, root: str, parameters: dict[str, str], at: Place) -> Iterator[tuple[list[str], str]]:
+    """Places and topic ids of the entities asked for, in order. Raises Refusal."""
+    if "parent" in parameters:
+        parent = topics.topic_id(parameters["parent"])
+        start = at.last[-1] if at.last else ""
+        children = listing.children_from(store, root, parent, start)
+        return (([child], child) for child in children if [child] != at.last)
+    top = topics.topic_id(parameters["root"]) if "root" in parameters else None
+    return listing.entities(store, root, top, at.since, at.last)
 
 
 def _check_type(parameters: dict[str, str]) -> str | None:
@@ -159,35 +180,6 @@ def _next_link(request: Request, cursor: str) -> str:
     path, _, text = request.path.partition("?")
     kept = [p for p in text.split("&") if p and not p.startswith("cursor=")]
     return f'<{path}?{"&".join([*kept, f"cursor={cursor}"])}>; rel="next"'
-
-
-def _walk(store: Store, root: str, parameters: dict[str, str]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-    """Places and documents of the entities asked for, breadth first."""
-    if "parent" in parameters:
-        parent = topics.topic_id(parameters["parent"])
-        level = [_path(store, root, child) for child in store.children(root, parent)]
-    elif "root" in parameters:
-        top = topics.topic_id(parameters["root"])
-        level = [_path(store, root, top)] if store.entity(root, top) is not None else []
-    else:
-        level = [[name] for name in store.children(root, None)]
-    while level:
-        for path in level:
-            entity = store.entity(root, path[-1])
-            if entity is not None:
-                yield [len(path), path], document(path[-1], entity)
-        if "parent" in parameters:
-            return
-        level = [[*path, child] for path in level for child in store.children(root, path[-1])]
-
-
-def _path(store: Store, root: str, tid: str) -> list[str]:
-    path = [tid]
-    entity = store.entity(root, tid)
-    while entity is not None and entity.parent is not None:
-        path.append(entity.parent)
-        entity = store.entity(root, entity.parent)
-    return path[::-1]
 
 
 def show_status(work: Work, root: str, tid: str) -> dict[str, Any]:
@@ -214,7 +206,7 @@ def _registrations(work: Work, request: Request, found: Route) -> Response:
     kind = _check_type(parameters)
     parent = topics.topic_id(parameters["waiting_for"]) if "waiting_for" in parameters else None
     age = parameters.get("min_age_ms")
-    if age is not None and not (age.isascii() and age.isdigit()):
+    if age is not None and not (age.isascii() and age.isdigit() and len(age) <= 18):
         raise Refusal("invalid_query", "min_age_ms is a number of milliseconds")
 
     def selected(shown: dict[str, Any]) -> bool:
@@ -225,15 +217,24 @@ def _registrations(work: Work, request: Request, found: Route) -> Response:
             and (age is None or shown.get("age_ms", -1) >= int(age))
         )
 
-    shown = (show_status(work, found.root, tid) for tid in _known_ids(work.store, found.root))
-    page, cursor = _page(request, parameters, lambda s: [0, [s["@topic-id"]]], filter(selected, shown))
+    limit, digest = _limit(parameters), _digest(request, parameters)
+    last = _read_cursor(parameters["cursor"], digest).last[-1] if "cursor" in parameters else ""
+    only_pending = parent is not None or age is not None
+    families = {FAMILIES[state] for state in wanted if state == "pending" or not only_pending}
+    ids = (tid for tid in _known_ids(work.store, found.root, families, last) if tid != last)
+    page, more = _page(filter(selected, (show_status(work, found.root, tid) for tid in ids)), limit)
+    cursor = _write_cursor(digest, Place(0, [page[-1]["@topic-id"]])) if more else None
     return Response(200, {}, {"items": page, "next": cursor})
 
 
-def _known_ids(store: Store, root: str) -> Iterator[str]:
-    """All ids with a status, sorted; each is in one family only."""
-    families = [(parts(k, 2)[0][1] for k, _ in store.under(key(f, root))) for f in (b"E", b"P", b"Z")]
-    return heapq.merge(*families)
+def _known_ids(store: Store, root: str, families: set[bytes], start: str) -> Iterator[str]:
+    """The ids in these families from one on, sorted; each is in one family only."""
+    return heapq.merge(*(_ids(store, key(family, root), start) for family in sorted(families)))
+
+
+def _ids(store: Store, prefix: bytes, start: str) -> Iterator[str]:
+    first = prefix + start.encode("utf-8", "surrogatepass")
+    return (parts(raw, 2)[0][1] for raw, _ in store.span(first, after(prefix)))
 
 
 def _status(work: Work, request: Request, _found: Route) -> Response:

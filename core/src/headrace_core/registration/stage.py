@@ -21,37 +21,39 @@ from headrace_core.registration.engine import Engine
 from headrace_core.registration.message import read_json
 from headrace_core.registration.routes import ABSENT, Request
 from headrace_core.registration.store import PRIMARY, Store, derived, sound
-from headrace_core.stage import Emission, Record, header
+from headrace_core.stage import Emission, Record
 from headrace_core.state import State
 
 ALWAYS = ("in", "passed", "replayed", "applied", "no_effect", "replaced", "pending")
 
 
 class RegistrationStage:
-    """headrace_core.stage.Stage; keeps nothing between calls."""
+    """headrace_core.stage.Stage; what it keeps between calls is that of one chunk."""
 
     name = STAGE
     primary = PRIMARY
 
     def __init__(self, config: RegistrationConfig) -> None:
         self._config = config
+        self._state: State | None = None
+        self._engine: Engine | None = None
 
     def apply(self, state: State, record: Record, emit: Callable[[Emission], None]) -> None:
         """Apply one record of `raw`; see headrace_core.stage.Stage."""
-        engine = Engine(state, self._config)
-        kind = header(record.headers, "kind")
-        if kind == b"request":
-            _request(engine, state, record, emit)
-            return
-        if kind in (b"tick", b"flush"):
-            outputs = _put_out(state, record, engine.tick(record.append_ms), emit)
-            outputs.copy(kind)
-        elif kind is None:
-            _put_out(state, record, _message(engine, record), emit)
+        engine = self._engine
+        if engine is None or state is not self._state or not engine.store.keeps:
+            engine, self._state = Engine(state, self._config), state
+            self._engine = engine
+        fields = dict(reversed(record.headers))  # of two with one name the first
+        kind = fields.get("kind")
+        if kind is None:
+            _put_out(engine, record, _message(engine, record, fields), emit)
+        elif kind == b"request":
+            _request(engine, record, emit)
+        elif kind in (b"tick", b"flush"):
+            _put_out(engine, record, engine.tick(record.append_ms), emit).copy(kind)
         else:
-            outputs = _put_out(state, record, engine.tick(record.append_ms), emit)
-            Store(state).count("unreadable")
-            outputs.unreadable("unknown kind of record")
+            _unreadable(engine, record, "unknown kind of record", emit)
 
     def derive(self, state: State, key: bytes, value: bytes) -> None:
         """Write the index items of one primary item; a damaged item is taken out and counted (section 10)."""
@@ -66,6 +68,10 @@ class RegistrationStage:
         """Log time (ms) at which something pending or a status is over without further records."""
         return Engine(state, self._config).next_due()
 
+    def follows_clock(self, state: State) -> bool:
+        """Ticks come at every interval while anything is pending (section 1), whose age they show; not for a status."""
+        return Store(state).first_under(b"X") is not None
+
     def gauges(self, state: State) -> Mapping[str, int]:
         """Counters by name."""
         store = Store(state)
@@ -73,18 +79,25 @@ class RegistrationStage:
         return found | {raw[1:].decode(): store.number(raw) for raw, _ in store.under(b"n")}
 
     def forget(self) -> None:
-        """There are no caches."""
+        """Empty the cache: a chunk that is given up leaves nothing behind."""
+        self._state = self._engine = None
 
 
-def _put_out(state: State, record: Record, effects: list[Effect], emit: Callable[[Emission], None]) -> Outputs:
-    outputs = Outputs(record, Store(state).clock, emit)
+def _put_out(engine: Engine, record: Record, effects: list[Effect], emit: Callable[[Emission], None]) -> Outputs:
+    outputs = Outputs(record, engine.store.clock, emit)
     for effect in effects:
         outputs.effect(effect)
     return outputs
 
 
-def _message(engine: Engine, record: Record) -> list[Effect]:
-    raw, payload = header(record.headers, "topic"), record.value or b""
+def _unreadable(engine: Engine, record: Record, detail: str, emit: Callable[[Emission], None]) -> None:
+    outputs = _put_out(engine, record, engine.tick(record.append_ms), emit)
+    engine.store.count("unreadable")
+    outputs.unreadable(detail)
+
+
+def _message(engine: Engine, record: Record, fields: Mapping[str, bytes]) -> list[Effect]:
+    raw, payload = fields.get("topic"), record.value or b""
     try:
         if raw is None:
             raise ValueError("no topic header")
@@ -97,23 +110,21 @@ def _message(engine: Engine, record: Record) -> list[Effect]:
             ref=record.offset,
             detail=str(error),
         )
-    flag = header(record.headers, "retain")
+    flag = fields.get("retain")
     retained = None if flag is None else flag == b"1"
     return engine.message(topic, payload, retained=retained, receipt_ms=record.append_ms, ref=record.offset)
 
 
-def _request(engine: Engine, state: State, record: Record, emit: Callable[[Emission], None]) -> None:
+def _request(engine: Engine, record: Record, emit: Callable[[Emission], None]) -> None:
     """Apply an HTTP write and answer it, after what it caused."""
     try:
         correlation, request = read_request(record.value or b"")
     except ValueError as error:
-        outputs = _put_out(state, record, engine.tick(record.append_ms), emit)
-        Store(state).count("unreadable")
-        outputs.unreadable(str(error))
+        _unreadable(engine, record, str(error), emit)
         return
     effects, response = engine.request(request, record.append_ms)
-    Store(state).count("requests")
-    _put_out(state, record, effects, emit).reply(correlation, response)
+    engine.store.count("requests")
+    _put_out(engine, record, effects, emit).reply(correlation, response)
 
 
 def read_request(value: bytes) -> tuple[str, Request]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.store import Idle, LastError, Store, key, number, parts
+from headrace_core.registration.store import Idle, LastError, Store, key, parts
 from headrace_core.registration.work import Work, document
 
 
@@ -21,8 +21,9 @@ def set_idle(work: Work, root: str, tid: str, state: str, since: int | None, at:
     store.put(key(b"Z", root, tid), Idle(state, since, at, store.sequence()))
     work.touch(root, tid)
     while store.total(root, "idle") > work.config.status_history:
-        oldest = next(iter(store.under(key(b"B", root))))[1]
-        forget(work, root, oldest.decode("utf-8", "surrogatepass"))
+        oldest = store.first_under(key(b"B", root))
+        assert oldest is not None
+        forget(work, root, oldest[1].decode("utf-8", "surrogatepass"))
 
 
 def forget(work: Work, root: str, tid: str) -> None:
@@ -68,7 +69,7 @@ def expire_idle(work: Work) -> None:
     """Forget idle ids whose retention is over; takes from the oldest end."""
     limit = work.now - work.config.status_retention
     while limit >= 0:
-        first = next(iter(work.store.span(b"A", b"A" + number(limit + 1))), None)
+        first = work.store.first_due(b"A", limit)
         if first is None:
             return
         root, tid = parts(b"A" + first[1], 2)[0]
@@ -78,7 +79,7 @@ def expire_idle(work: Work) -> None:
 def status_document(store: Store, ttl: int, root: str, tid: str) -> dict[str, Any]:
     """The status of section 13 without what depends on other entities or on the clock."""
     head: dict[str, Any] = {"@topic-id": tid, "root": root}
-    entity, entry, idle = store.entity(root, tid), store.pending(root, tid), store.idle(root, tid)
+    entity, entry = store.entity(root, tid), store.pending(root, tid)
     if entity is not None:
         head |= {"state": "registered", "since": entity.since}
         head |= document(tid, entity) | {"automatic": entity.automatic}
@@ -90,7 +91,7 @@ def status_document(store: Store, ttl: int, root: str, tid: str) -> dict[str, An
         head["cached"] = {"telemetry": entry.telemetry, "metadata": entry.metadata, "bytes": size}
         if waiting is not None:
             head["@type"] = waiting.type
-    elif idle is not None:
+    elif (idle := store.idle(root, tid)) is not None:
         head |= {"state": idle.state, "since": idle.since}
     else:
         head |= {"state": "unknown", "since": None}

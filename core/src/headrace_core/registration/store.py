@@ -6,6 +6,7 @@ A key is one family byte, then texts that end with NUL (root, topic id), then in
     E entity                     T twin value                   G published configuration
     V retained data topic        P pending entry                W waiting registration
     M one cached message         Z idle status                  L last error
+    H a changed parent (listing)
 
 Derived (rebuilt by `derived` from one primary item each):
 
@@ -19,16 +20,19 @@ So adding or evicting a cached message writes that message's key, its index and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import msgspec
 
 from headrace_core.registration import topics
 from headrace_core.registration.message import Message, read_json
-from headrace_core.state import State
+from headrace_core.state import Item, State, first, hold
 
-PRIMARY = b"cntETGVPWMZL"
+PRIMARY = b"cntETGVPWMZLH"
 METADATA, TELEMETRY = b"0", b"1"
+NEVER = 1 << 64
+CLOCK = b"cclock"
 
 
 class Entity(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +62,11 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     @property
     def waiting(self) -> bool:
         return self.waiting_bytes >= 0
+
+    @property
+    def place(self) -> tuple[int, int, bool]:
+        """What its index items depend on."""
+        return self.since, self.seq, self.suitable > 0
 
     @property
     def empty(self) -> bool:
@@ -104,7 +113,25 @@ def number(value: int) -> bytes:
 
 def key(family: bytes, *parts: str) -> bytes:
     """A key of texts, each ended by NUL."""
-    return family + b"".join(p.encode("utf-8", "surrogatepass") + b"\0" for p in parts)
+    return family + _texts(parts)
+
+
+@lru_cache(256)
+def _texts(parts: tuple[str, ...]) -> bytes:
+    """One message asks for many keys of its entity."""
+    return "".join([part + "\0" for part in parts]).encode("utf-8", "surrogatepass")
+
+
+@lru_cache(4096)
+def counter_key(name: str) -> bytes:
+    """Key of a counter of the stage."""
+    return b"n" + name.encode()
+
+
+@lru_cache(4096)
+def tally_key(root: str, name: str) -> bytes:
+    """Key of a counter of a root."""
+    return key(b"t", root) + name.encode()
 
 
 def after(prefix: bytes) -> bytes:
@@ -112,35 +139,39 @@ def after(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
-def parts(raw: bytes, count: int) -> tuple[list[str], bytes]:
+@lru_cache(256)
+def parts(raw: bytes, count: int) -> tuple[tuple[str, ...], bytes]:
     """The first `count` texts of a key and what follows them."""
     pieces = raw[1:].split(b"\0", count)
-    return [p.decode("utf-8", "surrogatepass") for p in pieces[:count]], pieces[count]
+    return tuple([p.decode("utf-8", "surrogatepass") for p in pieces[:count]]), pieces[count]
 
 
 def derived(raw: bytes, value: bytes) -> dict[bytes, bytes]:
     """Index items that follow from one primary item."""
-    family = raw[:1]
-    if family not in b"EPWMZ" or not family:
-        return {}
+    kind = INDEXED.get(raw[:1])
+    return {} if kind is None else index_items(raw, msgspec.msgpack.decode(value, type=kind))
+
+
+def index_items(raw: bytes, value: object) -> dict[bytes, bytes]:
+    """Index items that follow from one primary item, which has been read."""
     (root, tid), rest = parts(raw, 2)
     name = tid.encode("utf-8", "surrogatepass")
-    if family == b"E":
-        entity = msgspec.msgpack.decode(value, type=Entity)
-        items = {key(b"K", root, entity.parent or "", tid): b""}
-        if entity.type != "device":
-            items[key(b"I", root, entity.id)] = name
-        return items
-    if family == b"P":
-        return _derived_pending(root, tid, msgspec.msgpack.decode(value, type=Pending))
-    if family == b"W":
-        waiting = msgspec.msgpack.decode(value, type=Waiting)
-        return {key(b"Q", root, waiting.parent) + number(waiting.order): name}
-    if family == b"M":
-        return {key(b"O", root) + rest[1:]: name} if rest[:1] == TELEMETRY else {}
-    idle = msgspec.msgpack.decode(value, type=Idle)
-    place = number(idle.at) + number(idle.seq)
-    return {b"A" + place: key(b"", root, tid), key(b"B", root) + place: name}
+    match value:
+        case Cached():
+            return {key(b"O", root) + rest[1:]: name} if rest[:1] == TELEMETRY else {}
+        case Pending():
+            return _derived_pending(root, tid, value)
+        case Entity():
+            items = {key(b"K", root, value.parent or "", tid): b""}
+            if value.type != "device":
+                items[key(b"I", root, value.id)] = name
+            return items
+        case Waiting():
+            return {key(b"Q", root, value.parent) + number(value.order): name}
+        case Idle():
+            place = number(value.at) + number(value.seq)
+            return {b"A" + place: key(b"", root, tid), key(b"B", root) + place: name}
+    return {}
 
 
 def _derived_pending(root: str, tid: str, entry: Pending) -> dict[bytes, bytes]:
@@ -151,7 +182,8 @@ def _derived_pending(root: str, tid: str, entry: Pending) -> dict[bytes, bytes]:
     return items
 
 
-VALUES: dict[bytes, type] = {b"E": Entity, b"P": Pending, b"W": Waiting, b"M": Cached, b"Z": Idle, b"L": LastError}
+INDEXED: dict[bytes, type] = {b"E": Entity, b"P": Pending, b"W": Waiting, b"M": Cached, b"Z": Idle}
+VALUES: dict[bytes, type] = INDEXED | {b"L": LastError}
 
 
 def sound(raw: bytes, value: bytes) -> bool:
@@ -163,6 +195,8 @@ def sound(raw: bytes, value: bytes) -> bool:
             parts(raw, 2)
         elif family in (b"T", b"G"):
             read_json(value)
+        elif family == b"H":
+            msgspec.msgpack.decode(value, type=list[list[str]])
         elif family in (b"c", b"n", b"t"):
             return len(value) == 8
     except (ValueError, IndexError, msgspec.MsgspecError):
@@ -171,69 +205,145 @@ def sound(raw: bytes, value: bytes) -> bool:
 
 
 class Store:
-    """Typed access to a State. Writing a primary item keeps its index items right."""
+    """Typed access to a State. Writing a primary item keeps its index items right.
 
-    __slots__ = ("_state",)
+    With `keep`, over the writes of a chunk, numbers (clock, sequence, counters) are read once and written at its end,
+    items are decoded once, and it is known what does not have to be looked for in the time indexes. Only one store of a
+    chunk may keep.
+    """
 
-    def __init__(self, state: State) -> None:
+    __slots__ = ("_changed", "_earliest", "_items", "_keep", "_numbers", "_state")
+
+    def __init__(self, state: State, *, keep: bool = False) -> None:
         self._state = state
+        self._keep = keep and hold(state, self.settle)
+        self._numbers: dict[bytes, int] = {}
+        self._changed: set[bytes] = set()
+        self._earliest: dict[bytes, int] = {}
+        self._items: dict[bytes, Any] = {}
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this store may serve all records of a chunk."""
+        return self._keep
+
+    def settle(self) -> None:
+        """Write the numbers that have changed."""
+        for raw in sorted(self._changed):
+            self._state.put(raw, self._numbers[raw].to_bytes(8, "big", signed=True))
+        self._changed.clear()
 
     def get(self, raw: bytes, kind: type[T]) -> T | None:
+        if raw in self._items:
+            found: T | None = self._items[raw]
+            return found
         value = self._state.get(raw)
-        return None if value is None else msgspec.msgpack.decode(value, type=kind)
+        found = None if value is None else msgspec.msgpack.decode(value, type=kind)
+        if self._keep:
+            self._items[raw] = found
+        return found
 
     def raw(self, raw: bytes) -> bytes | None:
         return self._state.get(raw)
 
     def put(self, raw: bytes, value: object) -> None:
-        self.write(raw, _encode(value))
+        """Set a primary item and its index items."""
+        if raw[:1] in INDEXED:
+            self._index(raw, self.get(raw, INDEXED[raw[:1]]), value)
+        if self._keep:
+            self._items[raw] = value
+        self._state.put(raw, _encode(value))
 
     def write(self, raw: bytes, value: bytes | None) -> None:
-        """Set (or with None delete) a primary item and its index items."""
-        old = self._state.get(raw)
-        before = {} if old is None else derived(raw, old)
-        now = {} if value is None else derived(raw, value)
+        """`put` of an encoded value, or with None `delete`."""
+        if value is None:
+            self.delete(raw)
+        elif raw[:1] in VALUES:
+            self.put(raw, msgspec.msgpack.decode(value, type=VALUES[raw[:1]]))
+        else:
+            self._state.put(raw, value)
+
+    def delete(self, raw: bytes) -> None:
+        """Delete a primary item, if it is there, and its index items."""
+        if raw[:1] in INDEXED:
+            self._index(raw, self.get(raw, INDEXED[raw[:1]]), None)
+        if self._state.get(raw) is not None:
+            self._state.delete(raw)
+        if raw in self._items:
+            self._items[raw] = None
+
+    def _index(self, raw: bytes, old: object, new: object) -> None:
+        """Bring the index items from those of `old` to those of `new`."""
+        if isinstance(old, Pending) and isinstance(new, Pending) and old.place == new.place:
+            return
+        before = {} if old is None else index_items(raw, old)
+        now = {} if new is None else index_items(raw, new)
         for index in before:
             if index not in now:
                 self._state.delete(index)
         for index, item in now.items():
             if before.get(index) != item:
                 self._state.put(index, item)
-        if value is not None:
-            self._state.put(raw, value)
-        elif old is not None:
-            self._state.delete(raw)
+                self._earliest.pop(index[:1], None)
 
-    def delete(self, raw: bytes) -> None:
-        self.write(raw, None)
-
-    def under(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def under(self, prefix: bytes) -> Iterator[Item]:
         """All items whose keys start with `prefix`, in order; do not write while reading."""
+        self.settle()
         return self._state.scan(prefix, after(prefix))
 
-    def span(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def span(self, start: bytes, stop: bytes) -> Iterator[Item]:
+        """All items from `start` on, below `stop`, in order; do not write while reading."""
+        self.settle()
         return self._state.scan(start, stop)
 
+    def first_under(self, prefix: bytes) -> Item | None:
+        """The first item whose key starts with `prefix`, which is no number's."""
+        return first(self._state, prefix, after(prefix))
+
+    def first_due(self, family: bytes, limit: int) -> Item | None:
+        """The first item of a time index, if its time is at or below `limit`."""
+        if self._keep and self._earliest.get(family, limit) > limit:
+            return None
+        found = self.first_under(family)
+        at = NEVER if found is None else int.from_bytes(found[0][1:9], "big")
+        self._earliest[family] = at
+        return found if at <= limit else None
+
     def number(self, raw: bytes) -> int:
+        if raw in self._numbers:
+            return self._numbers[raw]
         value = self._state.get(raw)
-        return 0 if value is None else int.from_bytes(value, "big", signed=True)
+        found = 0 if value is None else int.from_bytes(value, "big", signed=True)
+        if self._keep:
+            self._numbers[raw] = found
+        return found
+
+    def set_number(self, raw: bytes, value: int) -> None:
+        if self._keep:
+            self._numbers[raw] = value
+            self._changed.add(raw)
+        else:
+            self._state.put(raw, value.to_bytes(8, "big", signed=True))
 
     def add(self, raw: bytes, amount: int) -> int:
         """Add to a counter item (0 if it is missing) and return the sum."""
-        total = self.number(raw) + amount
-        self._state.put(raw, total.to_bytes(8, "big", signed=True))
+        total = self._numbers[raw] + amount if raw in self._numbers else self.number(raw) + amount
+        self.set_number(raw, total)
         return total
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter of the stage."""
-        self.add(b"n" + name.encode(), amount)
+        self.add(counter_key(name), amount)
 
     def tally(self, root: str, name: str, amount: int = 1) -> int:
         """Add to a counter of a root and return the sum."""
-        return self.add(key(b"t", root) + name.encode(), amount)
+        return self.add(tally_key(root, name), amount)
 
     def total(self, root: str, name: str) -> int:
-        return self.number(key(b"t", root) + name.encode())
+        return self.number(tally_key(root, name))
+
+    def has_entity(self, root: str, tid: str) -> bool:
+        return self._state.get(key(b"E", root, tid)) is not None
 
     def entity(self, root: str, tid: str) -> Entity | None:
         return self.get(key(b"E", root, tid), Entity)
@@ -265,7 +375,7 @@ class Store:
 
     @property
     def clock(self) -> int:
-        return self.number(b"cclock")
+        return self.number(CLOCK)
 
     def sequence(self) -> int:
         return self.add(b"csequence", 1)

@@ -6,11 +6,15 @@ is a registration; else they are one of the channels below, or the topic is refu
 
 from __future__ import annotations
 
+import re
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from headrace_core.registration.config import MAIN
 from headrace_core.registration.reasons import Refusal
+
+FORBIDDEN = re.compile("[+#\0]")
 
 
 class Kind(Enum):
@@ -34,14 +38,18 @@ class Parsed(NamedTuple):
 
 def topic_id(text: str) -> str:
     """The topic id that `text` names, filled up to four segments. Raises Refusal `invalid_topic_id`."""
-    segments = text.split("/")
+    return _topic_id(text.split("/"))
+
+
+def _topic_id(segments: list[str]) -> str:
     if len(segments) > 4:
         raise Refusal("invalid_topic_id", "more than four segments")
     if not any(segments):
         raise Refusal("invalid_topic_id", "only empty segments")
-    if any(c in text for c in "+#\0"):
+    text = "/".join(segments)
+    if FORBIDDEN.search(text):
         raise Refusal("invalid_topic_id", "contains +, # or NUL")
-    return "/".join(segments + [""] * (4 - len(segments)))
+    return text + "/" * (4 - len(segments))
 
 
 def parse(topic: str, roots: object) -> Parsed:
@@ -49,7 +57,7 @@ def parse(topic: str, roots: object) -> Parsed:
     segments = topic.split("/")
     if segments[0] not in roots or len(segments) < 2:  # type: ignore[operator]
         raise Refusal("invalid_topic", "wrong root or too short")
-    entity = topic_id("/".join(segments[1:5]))
+    entity = _topic_id(segments[1:5])
     rest = segments[5:]
     if not any(rest):
         return Parsed(segments[0], entity, Kind.REGISTRATION)
@@ -96,6 +104,7 @@ def check_twin_key(key: str) -> None:
         raise Refusal("invalid_twin_key", f"{key!r} cannot be a twin key")
 
 
+@lru_cache(1024)
 def default_type(entity: str) -> str | None:
     """The type that a topic of the default scheme suggests (section 4), or None for a custom topic id."""
     if entity == MAIN:

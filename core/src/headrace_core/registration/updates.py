@@ -1,7 +1,8 @@
 """Repeats and updates of a registered entity (registration.md 8): fixed members, repeats, a new parent, the rest.
 
 The last accepted content is what a message is compared with. So a redelivered registration changes nothing, whatever
-PATCH or twin data came in between, and only what its sender changed is put out.
+PATCH or twin data came in between, and only what its sender changed is put out. The echo of our own publication has
+no effect either (section 7), be it the present one or, overtaken by a PATCH, that of the registration itself.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from headrace_core.registration import listing
 from headrace_core.registration.effects import Updated
 from headrace_core.registration.entities import set_twin
 from headrace_core.registration.message import Definition, read_json, same, write_json
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.status import clear_error
 from headrace_core.registration.store import Entity, Store, key
-from headrace_core.registration.work import Work, document
+from headrace_core.registration.work import Work, document, publication
 
 
 def update(work: Work, root: str, tid: str, entity: Entity, definition: Definition) -> bool:
@@ -27,7 +29,7 @@ def update(work: Work, root: str, tid: str, entity: Entity, definition: Definiti
     if definition.id not in (None, entity.id):
         raise Refusal("id_change", f"the entity has the external id {entity.id}")
     content, last = definition.content(), read_json(entity.content)
-    if same(content, last):
+    if same(content, last) or same(content, read_json(publication(entity))):
         clear_error(work, root, tid)
         return False
     if definition.parent is not None:
@@ -68,6 +70,8 @@ def change(work: Work, root: str, tid: str, entity: Entity, parent: str | None, 
     new = replace(entity, parent=parent or entity.parent, health=health or entity.health)
     before, after = (entity.parent, entity.health), (new.parent, new.health)
     changed = tuple(n for n, a, b in zip(("@parent", "@health"), before, after, strict=True) if a != b)
+    if new.parent != entity.parent:
+        listing.remember(work.store, root, tid)
     work.store.put(key(b"E", root, tid), new)
     if changed:
         work.touch(root, tid)

@@ -1,4 +1,4 @@
-"""The Java runtime that Kafka and Spark need: 17, 21 or 25, found on the PATH or in JAVA_HOME."""
+"""The Java runtime that Kafka and Spark need: 17, 21 or 25, of JAVA_HOME, of the PATH or where systems put them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from pathlib import Path
 from headrace_core.errors import HeadraceError
 
 VERSIONS = (17, 21, 25)
+PLACES = (
+    "/usr/lib/jvm/*/bin/java",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home/bin/java",
+    "/opt/homebrew/opt/openjdk*/bin/java",
+    "/usr/local/opt/openjdk*/bin/java",
+)
 
 
 class NoJava(HeadraceError):
@@ -35,7 +41,8 @@ def _candidates() -> list[str]:
     homes = [Path(home) / "bin" / "java" for home in [os.environ.get("JAVA_HOME", "")] if home]
     found = [str(path) for path in homes if path.is_file()]
     on_path = shutil.which("java")
-    return [*found, *([on_path] if on_path else [])]
+    elsewhere = sorted(str(path) for place in PLACES for path in Path("/").glob(place.lstrip("/")))
+    return list(dict.fromkeys([*found, *([on_path] if on_path else []), *elsewhere]))
 
 
 def _major(candidate: str) -> int | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
+from headrace import child_exec
 from headrace.jars import kafka_jars
 from headrace.java import java
 from headrace_core.errors import HeadraceError
@@ -41,11 +41,11 @@ class KafkaNotReady(HeadraceError):
 class KafkaServer:
     """One broker at `bootstrap`. `port` 0: a free one is chosen, and kept for later starts of this object."""
 
-    def __init__(self, data_dir: Path, port: int = 0, heap: str = "512m") -> None:
+    def __init__(self, data_dir: Path, port: int = 0, heap: str = "512m", controller_port: int = 0) -> None:
         self._dir = data_dir.absolute()
         self._heap = heap
         self.port = port or free_port()
-        self._controller_port = free_port()
+        self._controller_port = controller_port or free_port()
         self.log_file = self._dir / "kafka.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -56,22 +56,29 @@ class KafkaServer:
 
     def start(self) -> KafkaServer:
         """Start the broker and wait until it answers. Raises KafkaNotReady, JarsMissing, NoJava."""
+        command = self.prepare()
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                child_exec.command(command, interrupt="ignore"),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=self._dir,
+            )
+        self._wait_ready()
+        return self
+
+    def prepare(self) -> list[str]:
+        """Write the configuration, format the storage if it is new; returns the command that runs the broker.
+
+        Raises KafkaNotReady, JarsMissing, NoJava.
+        """
         self._dir.mkdir(parents=True, exist_ok=True)
         (self._dir / "server.properties").write_text(self._properties())
         (self._dir / "log4j2.xml").write_text(LOG4J)
         if not (self._dir / "data" / "meta.properties").exists():
             self._format()
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command("kafka.Kafka", f"{self._dir}/server.properties"),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                cwd=self._dir,
-                preexec_fn=die_with_parent,
-            )
-        self._wait_ready()
-        return self
+        return self._command("kafka.Kafka", f"{self._dir}/server.properties")
 
     def stop(self, timeout_s: float = 20) -> None:
         """SIGTERM, and SIGKILL if that takes longer than `timeout_s`."""
@@ -157,13 +164,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
-
-
-def die_with_parent() -> None:
-    """In a child before exec: be killed when the parent dies (Linux); Ctrl-C is the parent's business."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _base64_uuid(value: uuid.UUID) -> str:

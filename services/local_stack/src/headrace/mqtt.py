@@ -17,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from headrace.kafka import die_with_parent, free_port
+from headrace import child_exec
+from headrace.kafka import free_port
 from headrace_core.errors import HeadraceError
 
 READY_S = 20
@@ -63,11 +64,11 @@ class MqttBroker:
 
     def start(self) -> MqttBroker:
         """Start the broker and wait until it takes connections. Raises MqttNotReady."""
-        self._dir.mkdir(parents=True, exist_ok=True)
+        command = self.prepare()
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._dir,
-                preexec_fn=die_with_parent,
+                child_exec.command(command, interrupt="ignore"), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                cwd=self._dir,
             )  # fmt: skip
         self._wait_ready()
         return self
@@ -96,7 +97,9 @@ class MqttBroker:
             self.process.wait()
         self.process = None
 
-    def _command(self) -> list[str]:
+    def prepare(self) -> list[str]:
+        """Write the configuration; returns the command that runs the broker."""
+        self._dir.mkdir(parents=True, exist_ok=True)
         if self._mosquitto:
             path = self._dir / "mosquitto.conf"
             path.write_text(self._mosquitto_config())

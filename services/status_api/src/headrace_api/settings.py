@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
+import msgspec
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from headrace_core.errors import ConfigError
+from headrace_core.registration.config import RegistrationConfig
 
 
 class Settings(BaseSettings):
@@ -25,3 +30,18 @@ class Settings(BaseSettings):
     """Accepted roots, each with the external id of its main device: the same as the stream processor's."""
     registration: dict[str, object] = {}
     """Settings of `registration.md` 2: the same as the stream processor's."""
+
+    @property
+    def database(self) -> Path:
+        """The file of the replica."""
+        return self.data_dir / "replica.db"
+
+    def registration_config(self) -> RegistrationConfig:
+        """What the engine is configured with. Raises ConfigError, which names the setting."""
+        unknown = sorted(set(self.registration) - {field.name for field in fields(RegistrationConfig)})
+        if unknown:
+            raise ConfigError(f"registration.{unknown[0]}", "there is no such setting")
+        try:
+            return msgspec.convert({"roots": self.roots} | self.registration, RegistrationConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError("registration", str(error)) from error

@@ -1,5 +1,10 @@
 """Ticks: the owner moves the log's clock when a partition is idle and something waits for time (`streams.md` 4).
 
+A partition that has been idle for an interval gets a tick if something in it is due, or if its stage follows the clock
+while something waits (batching.md 4.5, registration.md 1). What is due much later, such as the end of a kept status,
+gets its tick then, not before. The log's clock is taken to go on from the marker's as our own does, or to be ours if
+that is later; if it is behind, the tick moves nothing and the next interval brings another.
+
 One task per worker with absolute deadlines, so that the work between two of them does not make it drift. The wall
 clock decides only when to write a tick, never what it means (`batching.md` 4.5).
 """
@@ -9,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from headrace_core.stage import FollowsClock, Stage
+from headrace_core.state import State
 from headrace_streams.producer import Outlet
 from headrace_streams.runner import PartitionRunner
 from headrace_streams.worker import Worker, fatal
@@ -46,5 +53,19 @@ class Ticker:
             and runner.state is not None
             and now - runner.moved_at >= self._interval_s
             and self._worker.lag(runner) == 0
-            and runner.stage.next_due(runner.state) is not None
+            and wants_tick(
+                runner.stage, runner.state, _log_ms(runner.state.position.marker.clock, now - runner.moved_at)
+            )
         )
+
+
+def wants_tick(stage: Stage, state: State, log_ms: int) -> bool:
+    """Whether an idle partition needs a tick at `log_ms` on the log's clock."""
+    if isinstance(stage, FollowsClock) and stage.follows_clock(state):
+        return True
+    due_ms = stage.next_due(state)
+    return due_ms is not None and due_ms <= log_ms
+
+
+def _log_ms(marker_ms: int, since_s: float) -> int:
+    return max(marker_ms + int(since_s * 1000), int(time.time() * 1000))

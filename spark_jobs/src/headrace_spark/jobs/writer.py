@@ -149,7 +149,16 @@ def _run_spark(job: _Job, folder: Path) -> int:
             again = _run_query(job, spark, folder)
         return exits.DONE
     finally:
+        job.progress.running = False
+        _end(spark)
+
+
+def _end(spark: Any) -> None:
+    """Stop Spark. If its JVM is gone, this fails too, but must not hide why the job ends."""
+    try:
         spark.stop()
+    except Exception as error:
+        _log.warning("spark did not stop", error=repr(error))
 
 
 def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
@@ -166,6 +175,7 @@ def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
     query = writer.option("checkpointLocation", folder.as_uri()).trigger(**trigger).start()
     job.ledger.remember(query.id, str(folder))
     work.named(query.id)
+    job.progress.running = True
     _log.info("started", query_id=query.id, max_offsets_per_trigger=limit, topics=job.settings.subscribed)
     while query.isActive and not job.stop.is_set() and not work.again.is_set():
         job.stop.wait(0.1)

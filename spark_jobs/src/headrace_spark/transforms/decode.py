@@ -104,12 +104,12 @@ def time_ms(value: Any, name: str) -> int:
     return value
 
 
-def text(value: Any, name: str) -> str:
-    """A text that is not empty and fits every store. Raises `Rejected`."""
+def text(value: Any, name: str, *, empty: bool = False) -> str:
+    """A text that fits every store; `empty`: it may be empty (a type may, batching.md 2). Raises `Rejected`."""
     if isinstance(value, Flaw):
         raise Rejected(value.reason, f"{name}: {value.detail}")
-    if not isinstance(value, str) or not value:
-        raise Rejected("schema", f"{name} must be a text that is not empty")
+    if not isinstance(value, str) or not (value or empty):
+        raise Rejected("schema", f"{name} must be a text{'' if empty else ' that is not empty'}")
     problem = text_problem(value)
     if problem:
         raise Rejected("schema", f"{name} {problem}")

@@ -74,7 +74,7 @@ def of_member(member: Any) -> tuple[list[Measurement], int]:
         raise Rejected("schema", "a member is an object")
     only(member, _NAMES)
     time_ms(member.get("received"), "received")
-    kind, time = text(member.get("type"), "type"), time_ms(member.get("time"), "time")
+    kind, time = text(member.get("type"), "type", empty=True), time_ms(member.get("time"), "time")
     if "value" not in member:
         raise Rejected("schema", "value is missing")
     found: dict[str, Measurement] = {}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headrace_core.batching.config import HIGHEST, BatchingConfig
-from headrace_core.batching.engine import Batcher, Output
-from headrace_core.batching.messages import Batch, Message, Reason, Rejected
-from headrace_core.state import MemoryState
+from headrace_core.batching.engine import Batcher, Output, derive
+from headrace_core.batching.keys import PRIMARY
+from headrace_core.batching.messages import Batch, Cause, Message, Reason, Rejected
+from headrace_core.state import MemoryState, Overlay
 
 
 def take(state: MemoryState, config: BatchingConfig, type_: str, event: int, receipt: int) -> list[Output]:
@@ -75,3 +76,50 @@ def test_the_largest_settings_and_times_still_make_a_batch(event: int) -> None:
     assert take(state, config, "a", event, now) == []
     assert flushed(state, config, now) == [["a"]]
     assert take(state, config, "a", event, now) == [Rejected(Reason.DUPLICATE)]
+
+
+@pytest.mark.parametrize("settled", [1, 7, 1000])
+def test_a_batch_of_many_pages_still_knows_its_types_identities_and_order(settled: int) -> None:
+    """Whether each chunk is one message or all; derived keys are those that a restore makes."""
+    config, base, types = BatchingConfig(window=100, timeout=1000), MemoryState(), [f"t{n:02d}" for n in range(50)]
+    messages = [Message("s", type_, 100 + at % 3, b"1") for at, type_ in enumerate(types)]
+    for at in range(0, len(messages), settled):
+        overlay = Overlay(base)
+        batcher = Batcher(overlay, config)
+        assert [batcher.message(message, 10) for message in messages[at : at + settled]] == [[]] * min(settled, 50 - at)
+        base.commit(overlay.mutations)
+    restored = MemoryState({key: value for key, value in base.snapshot().items() if key[0] in PRIMARY})
+    for key, value in restored.snapshot().items():
+        derive(restored, key, value)
+    assert restored.snapshot() == base.snapshot()
+    assert all(Batcher(base, config).message(message, 10) == [Rejected(Reason.DUPLICATE)] for message in messages)
+    again = Batcher(base, config)
+    again.message(Message("s", "t03", 150, b"1"), 10)
+    assert again.opened[Cause.CONFLICT] == 1
+    expected = [message.type for message in sorted(messages, key=lambda message: message.event_ms)]
+    assert flushed(base, config, 20) == [expected, ["t03"]]
+    assert [key[:1] for key in base.snapshot()] == [b"c", *[b"h"] * 51, b"x", b"x"]
+
+
+def test_many_deadlines_and_ends_of_memory_are_taken_in_order_over_any_cut_into_chunks() -> None:
+    """The indexes are read ahead in pages; batches opened meanwhile, also with other deadlines, come in their place."""
+    configs = [BatchingConfig(window=0, timeout=timeout, dedup_horizon=100) for timeout in (700, 50, 300)]
+    outputs = []
+    for chunk in (1, 4, 400, 2000):
+        base, out = MemoryState(), list[Output]()
+        for at in range(0, 2000, chunk):
+            overlay = Overlay(base)
+            for number in range(at, at + chunk):
+                if number == at or number % 400 == 0:
+                    overlay.mutations  # noqa: B018 - settles the batcher before the next one reads
+                    batcher = Batcher(overlay, configs[number // 400 % 3])
+                out += batcher.message(Message(f"s{number % 7}", "", number, b"1"), number)
+            base.commit(overlay.mutations)
+        last = Batcher(base, configs[0])
+        out += last.tick(10_000) + last.tick(20_000)
+        assert list(base.snapshot()) == [b"c"]
+        outputs.append(out)
+    assert outputs[0] == outputs[1] == outputs[2] == outputs[3]
+    closed = [batch.closed_ms for batch in outputs[0] if isinstance(batch, Batch)]
+    assert len(closed) == 2000
+    assert closed == sorted(closed)

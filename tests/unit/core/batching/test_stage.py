@@ -167,3 +167,15 @@ def test_fractions_are_cut_and_never_rounded_however_many_digits_there_are() -> 
 def test_a_setting_that_no_key_could_hold_stops_the_start(field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         BatchingConfig(**{field: 10**30})
+
+
+def test_raised_receipt_times_messages_ahead_of_the_clock_and_ticks_are_counted() -> None:
+    log = Log(timeout=100)
+    log.feed(b'{"time": 0.2}', 110, channel=b"m/a")
+    log.feed(b'{"time": 0.1}', 90, channel=b"m/b")
+    log.feed(b'{"time": 0.11}', 110, channel=b"m/c")
+    log.feed(b"", 120, kind=b"tick")
+    log.feed(b"", 80, kind=b"tick")
+    gauges = log.stage.gauges(log.state)
+    assert {name: gauges[name] for name in ("raised", "ahead", "ticks")} == {"raised": 2, "ahead": 1, "ticks": 2}
+    assert log.sum_holds()

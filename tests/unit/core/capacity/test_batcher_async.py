@@ -66,3 +66,19 @@ async def test_a_blocked_caller_gives_up_in_time_or_is_woken_by_stop() -> None:
         await blocked
     with pytest.raises(ImproperOrder):
         await batcher.start()
+
+
+async def test_the_operation_of_a_cancelled_caller_does_not_get_in() -> None:
+    sink = Sink()
+    watcher = Watcher(sink.write)
+    batcher = AsyncBatcher(buffer_size=1, flush_interval_ms=60_000)
+    await batcher.enqueue(Operation(watcher, 1, "a"))
+    blocked = asyncio.create_task(batcher.enqueue(Operation(watcher, 1, "b")))
+    await asyncio.sleep(0)
+    blocked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await blocked
+    await batcher.start()
+    await batcher.flush()
+    assert await batcher.stop() == []
+    assert sink.payloads == ["a"]

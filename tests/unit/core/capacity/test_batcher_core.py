@@ -97,8 +97,8 @@ def test_stop_hands_back_batches_that_were_raised_but_never_entered() -> None:
 @pytest.mark.parametrize(("target", "inflight", "mask"), [(7, 0, 1), (0, 2, 2), (7, 2, 3)])
 def test_the_audit_repairs_books_that_nothing_accounts_for(target: int, inflight: int, mask: int) -> None:
     core = started(audit_interval_ms=1000)
-    core._target[""] = target
-    core._inflight = inflight
+    core.books.target[""] = target
+    core.books.inflight = inflight
     core.step(1000)
     assert [(e.name, e.val) for e in core.take_events()] == [("audit-fail", mask)]
     assert (core.target, core.inflight) == (0, 0)
@@ -142,6 +142,33 @@ def test_a_head_above_what_is_held_is_told_to_the_resource_with_its_headroom() -
     assert stalled(core, 30_200) == [(30_000, "head")]
 
 
+def test_a_head_once_told_is_told_until_it_has_gone() -> None:
+    resource = shared()
+    core = started(resource)
+    core.enqueue(Operation(watcher(), 2000, "big"), 0)
+    core.step(100)
+    resource.accept([(0, 1, 1000), (1, 2, 1000)], None)
+    core.pacer.settle({"": 500}, 150 * NS_PER_MS)
+    core.step(200)
+    assert (resource.head_partitions, core.buffered) == (2, 1)
+    (big,) = [batch for now_ms in range(1200, 2000, 100) for batch in core.step(now_ms).batches]
+    assert [op.payload for op in big] == ["big"]
+    core.step(2000)
+    assert resource.head_partitions == 0
+
+
+def test_a_head_asks_for_one_more_where_the_held_ones_are_worth_too_little() -> None:
+    resource = shared(shared_capacity=3500)
+    core = started(resource)
+    resource.accept([(3, 1, 500), (0, 2, 1000)], None)
+    core.enqueue(Operation(watcher(), 2000, "big"), 0)
+    core.step(100)
+    assert (resource.head_partitions, resource.wanted) == (3, 3)
+    resource.accept([(1, 3, 1000)], None)
+    core.step(200)
+    assert (resource.head_partitions, resource.wanted) == (3, 3)
+
+
 def test_nothing_held_is_a_stall_by_capacity() -> None:
     core = started(shared(), stall_ms=500)
     core.enqueue(Operation(watcher(), 1, "a"), 0)
@@ -162,10 +189,10 @@ def test_a_charge_above_the_estimate_is_spent_at_once_and_a_lower_one_is_not_giv
     core = started(ProvisionedResource(100))
     op = Operation(watcher(), 10, "a")
     core.enqueue(op, 0)
-    enter_all(core, core.step(100), 100)
-    core.settle(op, 4, 110 * NS_PER_MS)
+    (batch,) = enter_all(core, core.step(100), 100)
+    core.settle(batch, op, 4, 110 * NS_PER_MS)
     assert core.used(110 * NS_PER_MS) == 10
-    core.settle(op, 35, 120 * NS_PER_MS)
+    core.settle(batch, op, 35, 120 * NS_PER_MS)
     assert core.used(120 * NS_PER_MS) == 35
     assert core.used(1120 * NS_PER_MS) == 0
 
@@ -174,7 +201,7 @@ def test_a_pause_for_the_whole_resource_is_asked_of_it() -> None:
     resource = shared()
     core = started(resource)
     core.pause(10, retry_after_ms=700, scope="resource")
-    assert resource.pause_wanted_ms == 700
+    assert resource.pause_wanted_until_ms == 710
     with pytest.raises(CapacityConfig, match="scope"):
         core.pause(10, scope="galaxy")
 
@@ -238,6 +265,12 @@ RAISERS: list[tuple[str, Callable[[], object]]] = [
     ("SharedCapacityNotProvisioned", lambda: ProvisionedResource(1).set_shared_capacity(2)),
     ("CapacityConfig", lambda: shared(total_capacity=4500, reserved_capacity=300, max_instances=2)),
     ("CapacityConfig", lambda: LeaseConfig(ttl_ms=3000, renew_interval_ms=1001)),
+    ("CapacityConfig", lambda: LeaseConfig(quarantine_ms=999)),
+    ("CapacityConfig", lambda: shared(reserved_capacity=300)),
+    ("CapacityConfig", lambda: shared(ramp=(0, 100))),
+    ("CapacityConfig", lambda: shared(max_instances=0)),
+    ("CapacityConfig", lambda: BatcherConfig(headroom="much")),  # type: ignore[arg-type]
+    ("CapacityConfig", lambda: Watcher(None)),  # type: ignore[arg-type]
     ("CapacityConfig", lambda: Operation(watcher(), -1, "a")),
     ("CapacityConfig", lambda: started(ProvisionedResource({"a": 1, "b": 1}), pacing="slice")),
 ]

@@ -66,7 +66,13 @@ class WatchedStore(MemoryStore):
 
 
 FAST = LeaseConfig(
-    ttl_ms=300, renew_interval_ms=50, margin_ms=50, quarantine_ms=20, call_timeout_ms=200, min_sync_interval_ms=10
+    ttl_ms=300,
+    renew_interval_ms=50,
+    margin_ms=50,
+    quarantine_ms=20,
+    call_timeout_ms=200,
+    min_sync_interval_ms=10,
+    for_tests=True,
 )
 
 

@@ -142,10 +142,11 @@ def test_a_pause_of_the_resource_reaches_the_other_instances() -> None:
     owner.store.sync(LeaseRequest(resource="default", owner="rival", seq=1, pause_ms=800))
     owner.exchange(100)
     assert owner.resource.take_pause() == 800
-    owner.resource.pause(300)
+    owner.resource.pause(1_500)
     assert owner.agent.next_call_ms(100) == 200
-    assert owner.exchange(200).pause_ms == 300
-    assert owner.resource.pause_wanted_ms == 0
+    assert owner.exchange(200).pause_ms == 1_300
+    assert owner.resource.pause_wanted_until_ms is None
+    assert owner.resource.take_pause() is None, "its own pause is no news"
 
 
 def test_two_dimensions_want_as_much_as_the_tighter_one() -> None:

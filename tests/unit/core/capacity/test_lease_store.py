@@ -8,6 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace_core.capacity.errors import (
+    CapacityConfig,
+    LeaseStoreUnavailable,
+    PartitionsOutOfRange,
+    UnknownResource,
+)
 from headrace_core.capacity.lease_state import LeaseState
 from headrace_core.capacity.memory_store import MemoryStore
 from headrace_core.capacity.protocol import (
@@ -16,11 +22,7 @@ from headrace_core.capacity.protocol import (
     LeaseRequest,
     RampSetting,
     ResourceConfig,
-    StoreUnavailable,
-    TooManyPartitions,
-    UnknownResource,
 )
-from headrace_core.errors import ConfigError
 
 
 @dataclass
@@ -281,7 +283,7 @@ def test_the_state_survives_its_bytes() -> None:
 def test_an_unreachable_store_is_an_error_and_never_a_grant() -> None:
     world = World()
     world.store.reachable = False
-    with pytest.raises(StoreUnavailable) as raised:
+    with pytest.raises(LeaseStoreUnavailable) as raised:
         world.call("A", 1, at=0)
     assert (raised.value.retry, raised.value.code) == (True, "LeaseStoreUnavailable")
 
@@ -308,17 +310,17 @@ def test_a_resource_must_be_provisioned_and_provisioning_twice_changes_nothing()
     ],
 )
 def test_a_wrong_configuration_names_its_key(wrong: dict[str, Any], field_: str) -> None:
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(CapacityConfig) as raised:
         ResourceConfig(**{"resource": "r", "shared_capacity": 100, **wrong})
     assert raised.value.field == field_
 
 
 def test_more_than_500_partitions_are_refused_also_at_run_time() -> None:
     world = World()
-    with pytest.raises(TooManyPartitions) as raised:
+    with pytest.raises(PartitionsOutOfRange) as raised:
         world.store.configure("r", shared_capacity=50_001)
     assert raised.value.code == "PartitionsOutOfRange"
-    with pytest.raises(ConfigError, match="ttl_ms"):
+    with pytest.raises(CapacityConfig, match="ttl_ms"):
         world.store.configure("r", ttl_ms=1)
     assert world.store.status("r").config_version == 1
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from headrace_core.registration.config import RegistrationConfig
+from headrace_core.registration.queries import answer
+from headrace_core.registration.routes import Request
 from headrace_core.registration.stage import RegistrationStage
 from headrace_core.stage import Emission, Record, header
 from headrace_core.state import MemoryState
@@ -268,3 +270,32 @@ def test_caching_a_message_writes_only_its_own_keys() -> None:
     assert sum(k[:1] == b"M" for k in changed) == 1
     assert not any(k[:1] in (b"W", b"E") for k in changed)
     assert sum(len(after.get(k, b"")) for k in changed) < 300
+
+
+def outbound(out: list[Emission]) -> list[Emission]:
+    return to("outbound", out)
+
+
+def test_the_echo_of_an_automatic_registration_has_no_effect() -> None:
+    log = Log()
+    (sent,) = outbound(log.message("te/device/a///m/temp", {"t": 1}))
+    before = dict(log.state.scan(b"E", b"F"))
+    assert kinds(log.message((sent.key or b"").decode(), sent.value, retain=True)) == []
+    assert log.stage.gauges(log.state)["no_effect"] == 1
+    assert dict(log.state.scan(b"E", b"F")) == before
+
+
+@pytest.mark.parametrize("registered", ["automatically", "over HTTP"])
+def test_an_echo_that_a_patch_overtook_does_not_undo_it(registered: str) -> None:
+    log = Log()
+    log.message("te/device/hall//", {"@type": "child-device"})
+    if registered == "automatically":
+        out = log.message("te/device/a///m/temp", {"t": 1})
+    else:
+        out = log.request("POST", "/te/v1/entities", body={"@topic-id": "device/a//", "@type": "child-device"})
+    first = next(e for e in outbound(out) if e.key == b"te/device/a//")
+    (second,) = outbound(log.request("PATCH", "/te/v1/entities/device/a", body={"@parent": "device/hall//"}))
+    for echo in (first, second):
+        assert kinds(log.message("te/device/a//", echo.value, retain=True)) == []
+    asked = answer(log.state, RegistrationConfig(), Request("GET", "/te/v1/entities/device/a"))
+    assert asked.body["@parent"] == "device/hall//"

@@ -70,10 +70,10 @@ def need_room(work: Work, root: str, size: int, freed: int = 0) -> None:
 def _add(work: Work, parsed: Parsed, message: Message, kind: bytes) -> None:
     root, tid, store = parsed.root, parsed.topic_id, work.store
     entry = entry_of(work, root, tid)
-    name = key(b"M", root, tid) + kind + number(store.sequence())
-    store.put(name, Cached(parsed.channel, parsed.registers and bool(message.payload), message))
+    cached = Cached(parsed.channel, parsed.registers and bool(message.payload), message)
+    store.put(key(b"M", root, tid) + kind + number(store.sequence()), cached)
     _account(work, root, kind, message.size, 1)
-    _save(work, root, tid, _changed(entry, kind, store.get(name, Cached), 1))
+    _save(work, root, tid, _changed(entry, kind, cached, 1))
 
 
 def _account(work: Work, root: str, kind: bytes, size: int, sign: int) -> None:
@@ -83,8 +83,7 @@ def _account(work: Work, root: str, kind: bytes, size: int, sign: int) -> None:
     work.store.count("pending", sign)
 
 
-def _changed(entry: Pending, kind: bytes, cached: Cached | None, sign: int) -> Pending:
-    assert cached is not None
+def _changed(entry: Pending, kind: bytes, cached: Cached, sign: int) -> Pending:
     suitable = entry.suitable + sign * cached.suitable
     size = sign * cached.message.size
     if kind == TELEMETRY:
@@ -103,13 +102,14 @@ def _evict(work: Work, root: str, tid: str) -> None:
     entry = store.pending(root, tid)
     own = config.telemetry_cache_per_entity
     if own is not None and entry is not None and entry.telemetry > own:
-        raw = next(iter(store.under(key(b"M", root, tid) + TELEMETRY)))[0]
-        _push_out(work, root, tid, raw)
+        oldest_own = store.first_under(key(b"M", root, tid) + TELEMETRY)
+        assert oldest_own is not None
+        _push_out(work, root, tid, oldest_own[0])
     while (
         store.total(root, "telemetry") > config.telemetry_cache_size
         or store.total(root, "telemetry_bytes") > config.telemetry_cache_bytes
     ):
-        first = next(iter(store.under(key(b"O", root))), None)
+        first = store.first_under(key(b"O", root))
         if first is None:  # only after damage (section 10): nothing is cached whatever the counters say
             store.tally(root, "telemetry", -store.total(root, "telemetry"))
             store.tally(root, "telemetry_bytes", -store.total(root, "telemetry_bytes"))
@@ -189,7 +189,7 @@ def expire(work: Work) -> None:
     """Forget entities that were pending for `pending_ttl` (6.4); takes from the oldest end."""
     limit = work.now - work.config.pending_ttl
     while limit >= 0:
-        first = next(iter(work.store.span(b"X", b"X" + number(limit + 1))), None)
+        first = work.store.first_due(b"X", limit)
         if first is None:
             return
         root, tid = parts(b"X" + first[1], 2)[0]

@@ -22,7 +22,7 @@ from headrace_core.registration.effects import (
     TwinChanged,
     Updated,
 )
-from headrace_core.registration.message import write_json
+from headrace_core.registration.message import write_json, write_plain
 from headrace_core.registration.reasons import outcome
 from headrace_core.registration.routes import ABSENT, Response
 from headrace_core.stage import Emission, Headers, Record
@@ -44,26 +44,26 @@ class Outputs:
     def _put(
         self, topic: str, name: bytes | None, value: bytes | None, headers: Headers = (), partition: int | None = None
     ) -> None:
-        ident = f"{STAGE}:{self._record.partition}:{self._record.offset}:{self._index}".encode()
+        ident = b"registration:%d:%d:%d" % (self._record.partition, self._record.offset, self._index)
         self._index += 1
         self._emit(Emission(topic, name, value, (*headers, ("id", ident)), partition))
 
     def effect(self, effect: Effect) -> None:
         """Put out one effect."""
         match effect:
+            case Passed():
+                self._data(effect)
             case Opened(root, entity, document):
-                self._put("entities", f"{root}/{entity}".encode(), write_json(document))
+                self._put("entities", f"{root}/{entity}".encode(), write_plain(document))
             case Registered(root, entity, document, _):
-                self._routed("register", root, entity, write_json(document))
-                self._put("entities", f"{root}/{entity}".encode(), write_json(document))
+                self._routed("register", root, entity, write_plain(document))
+                self._put("entities", f"{root}/{entity}".encode(), write_plain(document))
             case TwinChanged(root, entity, key, value):
                 self._routed("twin", root, entity, write_json({"key": key, "value": value}))
             case Updated(root, entity, changed, document):
                 value = {"changed": list(changed), "entity": document}
-                self._routed("update", root, entity, write_json(value))
-                self._put("entities", f"{root}/{entity}".encode(), write_json(document))
-            case Passed():
-                self._data(effect)
+                self._routed("update", root, entity, write_plain(value))
+                self._put("entities", f"{root}/{entity}".encode(), write_plain(document))
             case Cleared(_, topic):
                 self._put("outbound", topic.encode(), b"")
             case Removed(root, entity):
@@ -130,7 +130,7 @@ class Outputs:
         letter |= {"receipt_time": receipt_ms, "lost_at": self._now}
         if len(payload) > MAX_DEAD_PAYLOAD:
             letter["truncated"] = True
-        self._put("dead-letter", name, write_json(letter), (("stage", STAGE.encode()),))
+        self._put("dead-letter", name, write_plain(letter), (("stage", STAGE.encode()),))
 
     def _status(self, effect: StatusChanged) -> None:
         name = f"{effect.root}/{effect.entity}".encode()
@@ -152,7 +152,7 @@ class Outputs:
             "updated": self._now,
             "document": document,
         }
-        self._put("registrations", name, write_json(status))
+        self._put("registrations", name, write_plain(status))
 
     def reply(self, correlation: str, response: Response) -> None:
         """Answer a request; a missing body is null."""

@@ -1,0 +1,107 @@
+"""`python -m bench engines [--json] [--quick] [--plot FILE]`: figures of the engines.
+
+With `--json` the last line is one JSON object with all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from bench.engines import batching, capacity, curves, packing, registration
+from bench.engines.measure import Figure
+
+PLOT = Path("docs/bench/engines.png")
+FLAT = "flat"
+
+
+def parts() -> Mapping[str, Callable[..., list[Figure]]]:
+    """What is measured, by name; the timeline where it is there."""
+    found: dict[str, Callable[..., list[Figure]]] = {
+        "batching": batching.figures,
+        "registration": registration.figures,
+        "packing": packing.figures,
+        "capacity": capacity.figures,
+    }
+    if find_spec("headrace_core.timeline.engine") is not None:
+        from bench.engines import timeline
+
+        found["timeline"] = timeline.figures
+    return found
+
+
+def line(figure: Figure) -> str:
+    """A figure for people."""
+    mark = {True: "met", False: "MISSED", None: ""}[figure.met]
+    value = f"{figure.value:>12,.0f}" if figure.value >= 1000 else f"{figure.value:>12.2f}"
+    target = "" if figure.target is None else f"(target {'>=' if figure.least else '<='} {figure.target:,g})"
+    floor = "" if not figure.floor else f"  {figure.value / figure.floor:.2f} x floor"
+    return f"{figure.name:<72}{value} {figure.unit:<17} {target:<22} {mark}{floor}"
+
+
+def engines(*, as_json: bool, quick: bool, plot: Path | None, only: list[str]) -> int:
+    """Measure, print, draw. Returns the exit code, which says nothing about targets: those are in the figures."""
+    started, found = time.monotonic(), list[Figure]()
+    for name, part in parts().items():
+        if not only or name in only:
+            found += _shown(part(quick=quick))
+    if not only or FLAT in only:
+        flat, costs = curves.figures(quick=quick)
+        found += _shown(flat)
+        if plot is not None:
+            from bench.engines.plot import draw
+
+            draw(costs, plot)
+            print(f"curves: {plot}")
+    for figure in found:
+        if figure.profile:
+            print(f"\nwhere the time goes: {figure.name}")
+            print("\n".join(f"  {share:6.1%}  {name}" for name, share in figure.profile))
+    if as_json:
+        print(json.dumps(document(found, quick=quick, seconds=time.monotonic() - started)))
+    return 0
+
+
+def _shown(figures: list[Figure]) -> list[Figure]:
+    for figure in figures:
+        print(line(figure), flush=True)
+    return figures
+
+
+def document(figures: list[Figure], *, quick: bool, seconds: float) -> dict[str, object]:
+    """All figures as one object."""
+    return {
+        "bench": "engines",
+        "quick": quick,
+        "clock": "CPU time (time.process_time), best of several runs",
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "seconds": round(seconds, 1),
+        "figures": {figure.name: figure.document() for figure in figures},
+        "missed": [figure.name for figure in figures if figure.met is False],
+    }
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("what", choices=["engines"])
+    parser.add_argument("--json", action="store_true", help="print all figures as one JSON object in the last line")
+    parser.add_argument("--quick", action="store_true", help="a minute: fewer messages, sizes up to 10,000, no picture")
+    parser.add_argument("--plot", type=Path, help=f"where the picture of the curves goes (default {PLOT})")
+    names = [*parts(), FLAT]
+    parser.add_argument("--only", action="append", choices=names, default=[], help="measure this part only; repeatable")
+    chosen = parser.parse_args()
+    plot = chosen.plot or (None if chosen.quick else PLOT)
+    return engines(as_json=chosen.json, quick=chosen.quick, plot=plot, only=chosen.only)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,211 @@
+"""The timeline stage: records of a command topic in; replies, parked, target, events out (timeline.md 13, 18).
+
+Counters are items of the state, so they are exact after any crash:
+`in` = `changed` + `noop` + `replayed` + `read` + `system` + `refused.*`.
+Beside that sum: `granted`, `parked`, `emitted`, `waits_served`, `waits_ended`, `clock_steps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from headrace_core.stage import Emission, Headers, Record
+from headrace_core.state import State
+from headrace_core.timeline import keys, wire
+from headrace_core.timeline.buffer import Emitted
+from headrace_core.timeline.context import Answer, Context
+from headrace_core.timeline.due import next_timestamp
+from headrace_core.timeline.engine import CHANGES, READS, Engine, Outcome
+from headrace_core.timeline.polls import Parked, Served, with_bodies
+from headrace_core.timeline.refusals import Refused
+from headrace_core.timeline.settings import Settings
+from headrace_core.timeline.store import Store, derive
+from headrace_core.timeline.system import next_purge
+
+STEP_MS = 60_000
+"""A step ahead of the log's clock that is counted (section 12.4)."""
+ALWAYS = ("in", "changed", "noop", "replayed", "read", "system", "granted", "parked_total", "emitted")
+
+
+class TimelineStage:
+    """headrace_core.stage.Stage for the timeline `timeline`; between two calls it keeps hints only."""
+
+    primary = keys.PRIMARY
+
+    def __init__(self, settings: Settings, timeline: str = "default") -> None:
+        self.name = f"timeline.{timeline}"
+        self._settings = settings
+        self._engines: dict[int, Engine] = {}
+
+    def engine(self, partition: int) -> Engine:
+        if partition not in self._engines:
+            self._engines[partition] = Engine(self._settings, partition)
+        return self._engines[partition]
+
+    def apply(self, state: State, record: Record, emit: Callable[[Emission], None]) -> None:
+        """Apply one command record; see headrace_core.stage.Stage."""
+        engine = self.engine(record.partition)
+        counters = Counters(state)
+        to = wire.address(record)
+        op, args, refused = "", dict[str, Any](), None
+        try:
+            op, args = command = wire.read_command(record)
+            refused = wire.routed_right(record, command, engine.settings(state))
+        except Refused as error:
+            refused = error
+        reply = b"" if to is None else msgspec.msgpack.encode(to)
+        outcome = engine.apply(state, record.append_ms, op, args, reply=reply, refused=refused)
+        _count(counters, op, outcome)
+        if outcome.before_ms and record.append_ms > outcome.before_ms + STEP_MS:
+            counters.add("clock_steps")
+        outputs = Outputs(self.name, record, emit)
+        if outcome.effects:
+            store = Store(state, {})
+            context = Context(store, engine.settings(state), store.clock.now_ms, record.partition, [])
+            for effect in outcome.effects:
+                _put_out(outputs, context, effect)
+        if outcome.answer.get("code") == "MISROUTED":
+            outputs.misrouted()
+        outputs.answer(to, op, outcome.answer)
+
+    def derive(self, state: State, key: bytes, value: bytes) -> None:
+        """Write the derived keys of one primary item."""
+        derive(state, key, value)
+
+    def next_due(self, state: State) -> int | None:
+        """Log time (ms) of the next due work (3.4): a waiter's end, a waiter with a message, the time buffer."""
+        partition, heads = None, dict[int, int]()
+        if len(self._engines) == 1:
+            partition, engine = next(iter(self._engines.items()))
+            heads = dict(engine.heads)  # a copy: `state` may be older than the chunk that the engine is in
+        store = Store(state, heads)
+        context = Context(store, self._settings, store.clock.now_ms, partition, [])
+        times = [int.from_bytes(key[1:9]) for key in store.scan(b"v", b"v" + keys.END, 1)]
+        clock = store.clock
+        if clock.buffered and not clock.frozen:
+            times += [int.from_bytes(key[1:9]) for key in store.scan(b"q", b"q" + keys.END, 1)]
+        if clock.waiting and not clock.degraded and not clock.frozen:
+            first = next_timestamp(context)
+            times += [] if first is None else [first]
+        return min(times, default=None)
+
+    def next_purge(self, state: State) -> int | None:
+        """Log time (ms) from which the owner should append a `purge` (section 16)."""
+        store = Store(state, {})
+        settings = Engine(self._settings).settings(state)
+        return next_purge(Context(store, settings, store.clock.now_ms, None, []))
+
+    def gauges(self, state: State) -> Mapping[str, int]:
+        """Counters and gauges by name."""
+        clock = Store(state, {}).clock
+        found = dict.fromkeys(ALWAYS, 0)
+        found |= {key[1:].decode(): int.from_bytes(raw) for key, raw in state.scan(b"n", b"n" + keys.END)}
+        return found | {
+            "clock": clock.now_ms,
+            "degraded": int(clock.degraded),
+            "frozen": int(clock.frozen),
+            "pending": clock.live,
+            "parked": clock.parked,
+            "tombstones": clock.tombstones,
+            "waiters": clock.waiting,
+            "buffered": clock.buffered,
+            "index_repairs": clock.repairs,
+        }
+
+    def forget(self) -> None:
+        """Drop the hints."""
+        for engine in self._engines.values():
+            engine.forget()
+
+
+class Counters:
+    """Counters of the stage, one key each."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def add(self, name: str, by: int = 1) -> None:
+        key = b"n" + name.encode()
+        self._state.put(key, (int.from_bytes(self._state.get(key) or b"") + by).to_bytes(8))
+
+
+def _count(counters: Counters, op: str, outcome: Outcome) -> None:
+    counters.add("in")
+    counters.add(kind_of(op, outcome.answer))
+    granted = len(outcome.answer.get("ids", ())) if op == "poll" and not outcome.answer.get("replayed") else 0
+    granted += int(op == "lease" and outcome.answer["ok"] and not outcome.answer.get("replayed"))
+    for effect in outcome.effects:
+        match effect:
+            case Served(_, answer, _):
+                granted += len(answer["ids"])
+                counters.add("waits_served" if answer["ids"] else "waits_ended")
+            case Parked():
+                counters.add("parked_total")
+            case Emitted():
+                counters.add("emitted")
+    if granted:
+        counters.add("granted", granted)
+
+
+def kind_of(op: str, answer: Answer) -> str:
+    """The one counter that a record belongs to, beside `in`."""
+    if answer.get("replayed"):
+        return "replayed"
+    if not answer["ok"]:
+        return f"refused.{answer['code']}"
+    if op in READS:
+        return "read"
+    if op not in CHANGES:
+        return "system"
+    return "noop" if answer.get("noop") else "changed"
+
+
+class Outputs:
+    """Emissions of one record, each with `id` = `<stage>:<partition>:<offset>:<index>`."""
+
+    def __init__(self, stage: str, record: Record, emit: Callable[[Emission], None]) -> None:
+        self.stage, self._record, self._emit = stage, record, emit
+        self._index = 0
+
+    def put(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers = (), partition: int | None = None
+    ) -> None:
+        id_ = f"{self.stage}:{self._record.partition}:{self._record.offset}:{self._index}".encode()
+        self._index += 1
+        self._emit(Emission(topic, key, value, (*headers, ("id", id_)), partition))
+
+    def own(self, kind: str, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
+        """A record of the timeline's own `parked` or `events` topic."""
+        self.put(f"{self.stage}.{kind}", key, value, headers)
+
+    def misrouted(self) -> None:
+        """Copied to the parked topic (section 9.1)."""
+        self.own("parked", self._record.key, self._record.value, (("reason", b"MISROUTED"), *self._record.headers))
+
+    def reply(self, to: wire.Address, answer: Answer) -> None:
+        self.put("replies", to.correlation, wire.encode(answer), (("tl-reply-to", to.instance.encode()),), to.partition)
+
+    def answer(self, to: wire.Address | None, op: str, answer: Answer) -> None:
+        """The reply; a refusal without reply address goes to the events topic (section 18)."""
+        if to is not None:
+            self.reply(to, answer)
+        elif not answer["ok"]:
+            self.own("events", self._record.key, wire.encode({"op": op, **answer}))
+
+
+def _put_out(outputs: Outputs, context: Context, effect: Served | Parked | Emitted) -> None:
+    """What leaves beside the answer, in order."""
+    match effect:
+        case Served(_, answer, reply):
+            if reply:
+                to = msgspec.msgpack.decode(reply, type=wire.Address)
+                outputs.reply(to, with_bodies(context, answer) | {"now": context.now_ms})
+        case Parked(id_, message, body):
+            headers = tuple((name, value.encode()) for name, value in (message.headers or {}).items())
+            outputs.own("parked", id_, body, (("reason", b"DELIVERIES_EXHAUSTED"), *headers))
+        case Emitted(id_, record):
+            target = context.settings.buffer.target if context.settings.buffer else f"{outputs.stage}.target"
+            outputs.put(target, record.key, record.value, (*record.headers, ("tl-source", id_.encode())))

@@ -1,0 +1,33 @@
+"""The two figures of a run that are not sums: cost in a sliding window, and latency percentiles. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+SECOND_NS = 1_000_000_000
+
+
+def highest(dispatches: Iterable[tuple[int, int]], width_ns: int = SECOND_NS) -> int:
+    """The highest sum of cost in any half-open window `[t, t + width_ns)` (capacity.md 5).
+
+    `dispatches` are (moment in ns of one monotonic clock, cost). A window that holds the most begins at a dispatch, so
+    only these are looked at.
+    """
+    ordered = sorted(dispatches)
+    most = inside = first = 0
+    for at_ns, cost in ordered:
+        inside += cost
+        while ordered[first][0] <= at_ns - width_ns:
+            inside -= ordered[first][1]
+            first += 1
+        most = max(most, inside)
+    return most
+
+
+def percentile(values: Sequence[int], part: float) -> int | None:
+    """The nearest-rank percentile: the smallest value that at least `part` (0 to 1) of all do not exceed; None of
+    nothing."""
+    if not values:
+        return None
+    return sorted(values)[max(1, math.ceil(part * len(values))) - 1]

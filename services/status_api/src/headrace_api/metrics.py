@@ -1,0 +1,57 @@
+"""Prometheus metrics: what the replica has read and how far it is behind, and what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headrace_api.progress import Progress
+
+PREFIX = "headrace_api_"
+BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+COUNTS = {
+    "records": "changelog records taken into the replica",
+    "transactions": "transactions of the replica",
+    "stale": "changelog records of a late writer, older than what is known",
+    "damaged": "items that could not be read and were left out",
+    "rebuilt": "times the replica was built from the start",
+}
+
+
+class ProgressCollector(Collector):
+    """Metrics of one Progress value: the numbers of an answer agree."""
+
+    def __init__(self, current: Callable[[], Progress]) -> None:
+        self._current = current
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of the replica."""
+        now = self._current()
+        yield GaugeMetricFamily(PREFIX + "ready", "1 = caught up with the ends at start", value=int(now.ready))
+        yield GaugeMetricFamily(PREFIX + "kafka_up", "1 = a broker is connected", value=int(now.kafka_up))
+        lag = GaugeMetricFamily(PREFIX + "replica_lag", "changelog records not in the replica", labels=["partition"])
+        offset = GaugeMetricFamily(PREFIX + "replica_offset", "next changelog offset", labels=["partition"])
+        source = GaugeMetricFamily(PREFIX + "replica_source", "offset in raw that is contained", labels=["partition"])
+        for number, part in enumerate(now.partitions):
+            for family, value in ((lag, part.lag), (offset, part.offset), (source, part.source)):
+                family.add_metric([str(number)], value)
+        yield from (lag, offset, source)
+        for name, count in now.counts:
+            yield CounterMetricFamily(f"{PREFIX}replica_{name}", COUNTS[name], value=count)
+
+
+class Metrics:
+    """The registry of the process, and the metrics that the handlers write."""
+
+    def __init__(self, current: Callable[[], Progress]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(ProgressCollector(current))
+        self.requests = Counter(
+            PREFIX + "requests", "answers by method and status", ["method", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            PREFIX + "request_seconds", "time to answer", buckets=BUCKETS_S, registry=self.registry
+        )  # fmt: skip

@@ -1,0 +1,76 @@
+"""The examples of README.md do what it says, against a running stack."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.endpoints import Endpoints
+from headrace.stack import LocalStack
+from tests.support.streams_worker import REPOSITORY
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(300)]
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    """A stack in which the demo's telemetry has been published."""
+    with LocalStack(tmp_path_factory.mktemp("readme") / ".headrace", without=("spark",)) as stack:
+        found = stack.start()
+        mqtt = f"{found.mqtt_host}:{found.mqtt_port}"
+        run("-m", "headrace", "publish", "--mqtt", mqtt, "--seconds", "5", "--protocol", found.mqtt_protocol)
+        yield found
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    assert isinstance(found, str)
+    return found
+
+
+def test_the_consumer_prints_each_batch_once(endpoints: Endpoints) -> None:
+    program = block("python")
+    assert "127.0.0.1:9092" in program
+    lines = run("-c", program.replace("127.0.0.1:9092", endpoints.kafka)).splitlines()
+    assert len(lines) > 50
+    assert len(lines) == len(set(lines))
+    assert all(re.fullmatch(r"te/\S+ \d+ \[.+\]", line) for line in lines)
+
+
+def test_the_api_answers_each_call(endpoints: Endpoints) -> None:
+    calls = re.findall(r"^curl -s '(http://127\.0\.0\.1:8080)(\S+)'$", block("sh"), re.MULTILINE)
+    answers = {}
+    for address, path in calls:
+        done = subprocess.run(["curl", "-s", endpoints.api_url + path], capture_output=True, timeout=30, check=True)
+        assert address == "http://127.0.0.1:8080"
+        answers[path.split("?")[0]] = json.loads(done.stdout)
+    assert len(answers) == len(block("sh").splitlines()) == 4
+    assert {entity["@type"] for entity in answers["/te/v1/entities"]} == {"child-device"}
+    assert answers["/te/v1/entities/device/main"]["@id"] == "main-dev"
+    assert answers["/v1/status"]["ready"] is True
+    states = {one["state"]: one for one in answers["/te/v1/registrations"]["items"]}
+    (shown,) = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+    for example in json.loads(shown)["items"]:
+        assert states[example["state"]].keys() == example.keys()
+    assert states["pending"]["cached"]["telemetry"] == 3
+    assert states["unknown"]["last_error"]["reason"] == "id_in_use"
+
+
+def test_the_map_names_folders_and_pages_that_exist() -> None:
+    folders = re.findall(r"^\| `(\w+)/` \|", README, re.MULTILINE)
+    pages = re.findall(r"\]\((\S+?)\)", README)
+    assert len(folders) >= 7
+    assert [name for name in [*folders, *pages] if not (REPOSITORY / name).exists()] == []

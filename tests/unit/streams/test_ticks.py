@@ -1,0 +1,89 @@
+"""An idle partition gets a tick when something is due or ages by the clock, not for what is due much later."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace_core.batching.config import BatchingConfig
+from headrace_core.batching.stage import BatchingStage
+from headrace_core.registration.config import RegistrationConfig
+from headrace_core.registration.stage import RegistrationStage
+from headrace_core.stage import Record, Stage
+from headrace_core.state import MemoryState, State
+from headrace_streams.ticks import Ticker, wants_tick
+from tests.support.counting_stage import CountingStage
+
+DAY_MS = 86_400_000
+AT_MS = 1_000_000
+
+
+def applied(stage: Stage, *records: Record) -> MemoryState:
+    state = MemoryState()
+    for record in records:
+        stage.apply(state, record, lambda _: None)
+    return state
+
+
+def raw(offset: int, topic: str, value: bytes) -> Record:
+    return Record(0, offset, AT_MS, b"te", value, (("topic", topic.encode()), ("retain", b"1")))
+
+
+def removed() -> tuple[Stage, State]:
+    """An entity that came and went: its status is kept for a day."""
+    stage = RegistrationStage(RegistrationConfig())
+    return stage, applied(stage, raw(0, "te/device/a//", b'{"@type":"child-device"}'), raw(1, "te/device/a//", b""))
+
+
+def test_a_kept_status_wants_its_tick_when_it_is_over_and_none_before() -> None:
+    stage, state = removed()
+    assert stage.next_due(state) == AT_MS + DAY_MS
+    assert [wants_tick(stage, state, AT_MS + after) for after in (0, 500, DAY_MS - 1, DAY_MS)] == [False] * 3 + [True]
+
+
+def test_a_pending_entity_and_an_open_batch_want_ticks_at_every_interval() -> None:
+    registration = RegistrationStage(RegistrationConfig())
+    pending = applied(registration, raw(0, "te/a/b/c/d/m/t", b"{}"))
+    batching = BatchingStage(BatchingConfig(timeout=60_000))
+    headers = (("kind", b"data"), ("entity", b"te/device/a//"), ("channel", b"m/t"))
+    open_batch = applied(batching, Record(0, 0, AT_MS, b"te", b'{"v":1}', headers))
+    assert wants_tick(registration, pending, AT_MS + 500)
+    assert wants_tick(batching, open_batch, AT_MS + 500)
+
+
+def test_where_nothing_waits_no_tick_is_wanted() -> None:
+    stage = BatchingStage(BatchingConfig())
+    assert not wants_tick(stage, MemoryState(), AT_MS)
+
+
+class Tickets:
+    """An outlet that keeps the partitions it was given ticks for."""
+
+    def __init__(self) -> None:
+        self.partitions: list[int] = []
+
+    async def tick(self, partition: int) -> None:
+        self.partitions.append(partition)
+
+
+@pytest.mark.parametrize(("silent_s", "ahead_ms", "expected"), [(10, -5000, [3]), (10, 5000, []), (0.01, -5000, [])])
+def test_the_clock_goes_on_from_the_marker_while_the_partition_is_silent(
+    silent_s: float, ahead_ms: int, expected: list[int]
+) -> None:
+    """A log whose clock is ahead of ours is due by its own clock, not by ours."""
+    stage, clock = CountingStage(), int(time.time() * 1000) + 3_600_000
+    due_ms = clock + 10_000 + ahead_ms
+    stage.next_due = lambda _: due_ms  # type: ignore[method-assign]
+    state: Any = SimpleNamespace(position=SimpleNamespace(marker=SimpleNamespace(clock=clock)))
+    runner = SimpleNamespace(
+        partition=3, stage=stage, state=state, idle=True, ready=True, moved_at=time.monotonic() - silent_s
+    )
+    worker: Any = SimpleNamespace(runners={("raw", 3): runner}, lag=lambda _: 0)
+    outlet: Any = Tickets()
+    ticker = Ticker(worker, outlet, tick_interval_ms=500)
+    asyncio.run(ticker._round(time.monotonic()))
+    assert outlet.partitions == expected
