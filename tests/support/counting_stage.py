@@ -2,17 +2,19 @@
 
 Families: `c` + key -> count (primary), `t` -> total (primary), `n` + count + key (derived, an index by count).
 A record with the value `boom` raises, as a broken engine would; `wait` makes the stage want ticks until `done`;
-`wide` writes 4,000 keys of the family `x` at once.
+`wide` writes 4,000 keys of the family `x` at once; `slow` takes 10 ms.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from headrace_core.stage import Emission, Record, header
 from headrace_core.state import State
 
 WIDE_KEYS = 4_000
+SLOW_S = 0.01
 
 
 class CountingStage:
@@ -29,6 +31,8 @@ class CountingStage:
             return
         if record.value == b"boom":
             raise RuntimeError("boom")
+        if record.value == b"slow":
+            time.sleep(SLOW_S)
         if record.value in (b"wait", b"done"):
             state.put(b"w", record.value)
         if record.value == b"wide":

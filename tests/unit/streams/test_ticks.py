@@ -84,6 +84,6 @@ def test_the_clock_goes_on_from_the_marker_while_the_partition_is_silent(
     )
     worker: Any = SimpleNamespace(runners={("raw", 3): runner}, lag=lambda _: 0)
     outlet: Any = Tickets()
-    ticker = Ticker(worker, outlet, tick_interval_ms=500, stall_s=60)
+    ticker = Ticker(worker, outlet, tick_interval_ms=500)
     asyncio.run(ticker._round(time.monotonic()))
     assert outlet.partitions == expected

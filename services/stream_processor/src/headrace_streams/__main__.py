@@ -15,6 +15,7 @@ from headrace_streams import http, logs, stages, topics
 from headrace_streams.producer import Outlet
 from headrace_streams.settings import StreamsSettings
 from headrace_streams.ticks import Ticker
+from headrace_streams.watchdog import Watchdog
 from headrace_streams.worker import Worker, fatal
 
 log = structlog.get_logger("headrace_streams")
@@ -39,12 +40,14 @@ async def run(settings: StreamsSettings) -> None:
     await outlet.start()
     worker = Worker(settings, specs, outlet)
     web = await http.serve(worker, settings.http_host, settings.http_port)
-    ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms, stall_s=settings.stall_s)
-    tasks = [asyncio.create_task(worker.start()), asyncio.create_task(ticker.run())]
+    ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
+    watchdog = Watchdog(worker, settings.stall_s)
+    tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run())]
     log.info("started", stages=[spec.name for spec in specs], kafka=settings.kafka, prefix=settings.prefix)
     await _until_stopped(worker, tasks[0], stopping)
     log.info("stopping")
-    tasks[1].cancel()
+    for task in tasks[1:]:
+        task.cancel()
     async with asyncio.timeout(STOP_S):
         await worker.stop()
         await outlet.stop()

@@ -6,22 +6,30 @@ What is overridden, and where it is in Faust:
 - `Consumer._add_gap`, `Consumer._read_offset` (gap trees, silently dropped messages) -> nothing: the runner judges
   offsets by the marker.
 - `Consumer._new_offset` (acknowledged messages) -> the runner's marker + 1, once something was acknowledged.
+- `Consumer.getmany` too: a fetch that outlasts a rebalance can bring records after the seek of the new assignment. They
+  are of no generation and dropped, but the position is behind them: without another record nobody would see the gap,
+  and the partition would stand still with lag. So they are read again from the marker.
 - `Consumer.perform_seek` (to the committed offsets) -> then to the markers.
 - `faust/transport/drivers/aiokafka.py` `AIOKafkaConsumerThread._create_worker_consumer` (long poll 1500 ms: the
   aiokafka fetcher has one fetch a broker in flight and leaves out partitions whose records are still buffered, so the
   long poll for the drained ones holds up the others) -> long poll of 25 ms.
-- `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat.
+- `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat; `on_thread_stop`: a
+  static member leaves the group too when it is told to stop, so that others take over at once.
+- Setting `stream_wait_empty` off: a revocation would wait for all chunks handed over. Closing a runner waits for the
+  one under way and drops the others, in `on_partitions_revoked`, which the rebalance waits for.
 - `faust/serializers/schemas.py` `Schema.compile` (serializers, models) -> the message's value as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import faust
+from aiokafka.errors import IllegalStateError
 from faust.serializers.schemas import Schema
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
@@ -77,6 +85,11 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
         coordinator._do_heartbeat, coordinator._do_rejoin_group = noted_heartbeat, noted_rejoin
 
+    async def on_thread_stop(self) -> None:
+        if self._consumer is not None:
+            self._consumer._coordinator._group_instance_id = None
+        await super().on_thread_stop()
+
 
 class ChunkConsumer(driver.Consumer):
     """Hands over chunks: `message.value` is the list of aiokafka records, `message.offset` that of the last one."""
@@ -84,6 +97,7 @@ class ChunkConsumer(driver.Consumer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._read_offset = _Nothing()
+        self._passed_over: set[TP] = set()
 
     def _new_consumer_thread(self) -> ChunkThread:
         return ChunkThread(self, loop=self.loop, beacon=self.beacon)
@@ -97,9 +111,23 @@ class ChunkConsumer(driver.Consumer):
         """Monotonic seconds when the last heartbeat that was answered well had been sent."""
         return float(cast(ChunkThread, self._thread).last_heartbeat)
 
+    def describe(self, tp: TP) -> dict[str, Any]:
+        """Where the consumer is with a partition, for the log."""
+        consumer = self._thread._ensure_consumer()
+        subscription = consumer._subscription.subscription
+        assigned = subscription and subscription.assignment
+        state = assigned and assigned._tp_state.get(tp)
+        return {
+            "position": state and state._position, "highwater": state and state.highwater,
+            "fetched": tp in consumer._fetcher._records, "unacked": self._under_way(tp),
+            "open": tp in self._active_partitions, "paused": tp in self._paused_partitions,
+            "buffered": tp in self._buffered_partitions, "flow_active": self.flow_active,
+        }  # fmt: skip
+
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
         if not self.flow_active:
             await self.wait(self.can_resume_flow)
+        await self._read_passed_over()
         open_tps = {tp for tp in self._get_active_partitions() if self._has_room(tp)}
         if not open_tps:
             await self.sleep(NO_ROOM_S)
@@ -108,15 +136,31 @@ class ChunkConsumer(driver.Consumer):
         fetched = await self._getmany(open_tps, min(timeout, POLL_S))
         for tp, records in (fetched or {}).items():
             if self.should_stop or not self.flow_active or self.app.consumer_generation_id != generation:
+                self._passed_over.update(TP(tp.topic, tp.partition) for tp in fetched)
                 return
             if records:
                 yield tp, self._chunk_message(TP(tp.topic, tp.partition), records)
 
+    async def _read_passed_over(self) -> None:
+        """Back to the markers of partitions whose records were fetched and handed to nobody."""
+        while self._passed_over:
+            tp = self._passed_over.pop()
+            if (offset := self._markers.next_offset(tp.topic, tp.partition)) is not None:
+                await self.go_to(tp, offset)
+
+    async def go_to(self, tp: TP, offset: int) -> None:
+        """Read a partition from `offset` on, if it is assigned (still)."""
+        if tp in self.assignment():
+            with contextlib.suppress(IllegalStateError):
+                await self.seek_wait({tp: offset})
+
     def _has_room(self, tp: TP) -> bool:
         if self._markers.next_offset(tp.topic, tp.partition) is None:
             return False
-        under_way = sum(1 for message in list(self._unacked_messages) if message.tp == tp and not message.acked)
-        return under_way < CHUNKS_UNDER_WAY
+        return self._under_way(tp) < CHUNKS_UNDER_WAY
+
+    def _under_way(self, tp: TP) -> int:
+        return sum(1 for message in list(self._unacked_messages) if message.tp == tp and not message.acked)
 
     def _chunk_message(self, tp: TP, records: Sequence[Any]) -> ConsumerMessage:
         last = records[-1]
@@ -140,7 +184,7 @@ class ChunkConsumer(driver.Consumer):
         await super().perform_seek()
         for tp in self.assignment():
             if (offset := self._markers.next_offset(tp.topic, tp.partition)) is not None:
-                await self.seek_wait({tp: offset})
+                await self.go_to(tp, offset)
 
 
 class ChunkTransport(driver.Transport):
@@ -160,9 +204,20 @@ class ChunkSchema(Schema):
 
 
 def make_app(
-    *, group: str, bootstrap: str, data_dir: Path, markers: Markers, chunk_records: int, session_timeout_s: float
+    *,
+    group: str,
+    bootstrap: str,
+    data_dir: Path,
+    markers: Markers,
+    chunk_records: int,
+    session_timeout_s: float,
+    instance: str = "",
 ) -> Any:
-    """A Faust app with the chunk consumer. Faust brings the group, the assignment and the worker's life cycle."""
+    """A Faust app with the chunk consumer. Faust brings the group, the assignment and the worker's life cycle.
+
+    With an `instance` the member is static: a restart takes the place of the member that was killed at once. Whoever
+    uses an instance must be sure that the last one is dead; the lock on the databases of its directory makes it so.
+    """
     app = faust.App(
         group,
         broker=";".join(f"kafka://{server.strip()}" for server in bootstrap.split(",")),
@@ -172,7 +227,7 @@ def make_app(
         topic_allow_declare=False,
         topic_disable_leader=True,
         stream_buffer_maxsize=16,
-        stream_wait_empty=True,
+        stream_wait_empty=False,
         stream_recovery_delay=0.0,
         broker_commit_interval=1.0,
         broker_max_poll_records=chunk_records,
@@ -180,6 +235,7 @@ def make_app(
         broker_heartbeat_interval=session_timeout_s / 4,
         consumer_max_fetch_size=FETCH_BYTES,
         consumer_auto_offset_reset="earliest",
+        consumer_group_instance_id=instance or None,
     )
     app.headrace = markers
     app.finalize()

@@ -23,6 +23,7 @@ from headrace_core.stage import Emission
 from headrace_streams.restore import MARKER_KEY, SOURCE_HEADER
 from headrace_streams.store import Marker
 from headrace_streams.transactions import DELIVERY_TIMEOUT_MS, transactional
+from headrace_streams.turns import Turns
 
 EMISSION_BATCH_BYTES = 800_000
 RECORD_OVERHEAD = 48
@@ -74,8 +75,11 @@ class Outlet:
 
     async def _emit_group(self, topic: str, partition: int, group: Sequence[Emission]) -> None:
         futures = []
+        turns = Turns()
         batch = self._producer.create_batch()
         for emission in group:
+            if turns.over():
+                await turns.give()
             if batch.record_count() and batch.size() + _size(emission) > EMISSION_BATCH_BYTES:
                 futures.append(await self._send(batch, topic, partition))
                 batch = self._producer.create_batch()
@@ -95,9 +99,11 @@ class Outlet:
 
         Returns the changelog offset after it.
         """
-        batch = self._producer.create_batch()
+        batch, turns = self._producer.create_batch(), Turns()
         headers = [(SOURCE_HEADER, marker.source.to_bytes(8, "big", signed=True))]
         for key, value in mutations.items():
+            if turns.over():
+                await turns.give()
             if batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
                 raise TooLarge(f"{topic}-{partition}: mutations up to {marker.source} do not fit one batch")
         if batch.append(timestamp=None, key=MARKER_KEY, value=msgspec.json.encode(marker), headers=headers) is None:

@@ -29,11 +29,11 @@ from headrace_streams.faults import INSIDE_TRANSACTION, Faults
 from headrace_streams.producer import Outlet, mutations_size
 from headrace_streams.stages import StageSpec
 from headrace_streams.store import Marker, Position, RocksState
+from headrace_streams.turns import Turns
 
 log = structlog.get_logger(__name__)
 
 REPLIES = "replies"
-SLICE_RECORDS = 200
 MAX_RESEEKS = 20
 OWNER_POLL_S = 0.2
 
@@ -75,6 +75,8 @@ class PartitionRunner:
         self.ready = False
         self.busy = False
         self.moved_at = time.monotonic()
+        self.step = "restoring"
+        self.progress_at = self.moved_at
         self._around = around
         self._queue: asyncio.Queue[Chunk | None] = asyncio.Queue()
         self._closing = False
@@ -95,6 +97,16 @@ class PartitionRunner:
     def idle(self) -> bool:
         """Ready, with nothing handed over and nothing under way."""
         return self.ready and not self.busy and self._queue.empty()
+
+    @property
+    def waiting(self) -> int:
+        """Chunks handed over and not begun."""
+        return self._queue.qsize()
+
+    def _reached(self, step: str) -> None:
+        """Note the step of `streams.md` 2 that begins now. Getting there is progress, staying there is none."""
+        self.step = step
+        self.progress_at = time.monotonic()
 
     def start(self) -> None:
         """Begin restoring; chunks are taken when that is done."""
@@ -133,6 +145,7 @@ class PartitionRunner:
             self._around.fatal(error, f"{self.spec.name}-{self.partition}")
 
     async def _restore(self) -> None:
+        self._reached("restoring")
         while not self._around.owns():
             await asyncio.sleep(OWNER_POLL_S)
         if self.state is None:
@@ -142,7 +155,9 @@ class PartitionRunner:
         await restore.restore(self._around.bootstrap, changelog, self.state, self.stage)
         self.ready = True
         self.moved_at = time.monotonic()
+        self._reached("seek")
         await self._seek()
+        self._reached("idle")
 
     async def _seek(self) -> None:
         if (offset := self.next_offset) is not None and not self._closing:
@@ -161,6 +176,7 @@ class PartitionRunner:
             finally:
                 self.busy = False
                 chunk.ack()
+                self.step = "idle"
             self._around.faults.passed(6)
 
     def _drop_queue(self) -> None:
@@ -174,6 +190,7 @@ class PartitionRunner:
         fresh = [_record(r) for r in chunk.records if r.offset > done]
         if not fresh:
             return
+        self.step = "1 skip"
         if fresh[0].offset > done + 1 and not await self._gap_is_in_the_log(done + 1, fresh[0].offset):
             self._reseeks += 1
             log.warning("gap, reading again", stage=self.spec.name, partition=self.partition, marker=done,
@@ -220,14 +237,17 @@ class PartitionRunner:
         await self._make_durable(records, overlay, primary, emissions)
 
     async def _engine(self, records: Sequence[Record]) -> tuple[Overlay, list[Emission]]:
-        """Step 2. The engine only sees the overlay; every `SLICE_RECORDS` records the loop gets its turn."""
+        """Step 2. The engine only sees the overlay; the loop gets its turn in between."""
         assert self.state is not None
         overlay = Overlay(self.state)
         emissions: list[Emission] = []
-        for at in range(0, len(records), SLICE_RECORDS):
-            for record in records[at : at + SLICE_RECORDS]:
-                self.stage.apply(overlay, record, emissions.append)
-            await asyncio.sleep(0)
+        turns = Turns()
+        self._reached("2 engine")
+        for record in records:
+            self.stage.apply(overlay, record, emissions.append)
+            if turns.over():
+                await turns.give()
+                self._reached("2 engine")
         return overlay, emissions
 
     async def _make_durable(
@@ -243,14 +263,17 @@ class PartitionRunner:
         clock = max(before.clock, max(record.append_ms for record in records))
         marker = Marker(source=records[-1].offset, clock=clock, epoch=around.epoch())
         self._check_owner()
+        self._reached("3 emissions")
         await around.outlet.emit([e for e in emissions if e.topic != REPLIES], self.partition)
         around.faults.passed(3)
         self._check_owner()
+        self._reached("4 changelog")
         end = await self._changelog(primary, marker)
         around.faults.passed(4)
         self.state.commit(overlay.mutations, Position(marker=marker, changelog=end))
         self.moved_at = time.monotonic()
         around.faults.passed(5)
+        self._reached("6 replies")
         await around.outlet.emit([e for e in emissions if e.topic == REPLIES], self.partition)
 
     def _fits(self, primary: dict[bytes, bytes | None]) -> bool:

@@ -28,6 +28,7 @@ class StreamsSettings(BaseSettings):
     replication: int = Field(default=1, ge=1)
     chunk_records: int = Field(default=5000, ge=1)
     max_request_bytes: int = Field(default=8 * 1024 * 1024, ge=64 * 1024)
+    instance: str = Field(default="", description="unique, of this data directory: a restart is assigned at once")
     session_timeout_s: float = Field(default=12.0, ge=6.0, le=60.0)
     tick_interval_ms: int = Field(default=500, ge=10)
     stall_s: float = Field(default=60.0, gt=0, description="lag and no progress for so long: exit")

@@ -6,8 +6,7 @@ gets its tick then, not before. The log's clock is taken to go on from the marke
 that is later; if it is behind, the tick moves nothing and the next interval brings another.
 
 One task per worker with absolute deadlines, so that the work between two of them does not make it drift. The wall
-clock decides only when to write a tick, never what it means (`batching.md` 4.5). The same task is the watchdog: a
-partition with lag whose marker does not move ends the process (`streams.md` 5).
+clock decides only when to write a tick, never what it means (`batching.md` 4.5).
 """
 
 from __future__ import annotations
@@ -22,18 +21,13 @@ from headrace_streams.runner import PartitionRunner
 from headrace_streams.worker import Worker, fatal
 
 
-class Stalled(Exception):
-    """A partition has lag, and its marker has not moved for too long."""
-
-
 class Ticker:
     """Writes ticks to `raw` for partitions that are read to their end."""
 
-    def __init__(self, worker: Worker, outlet: Outlet, *, tick_interval_ms: int, stall_s: float) -> None:
+    def __init__(self, worker: Worker, outlet: Outlet, *, tick_interval_ms: int) -> None:
         self._worker = worker
         self._outlet = outlet
         self._interval_s = tick_interval_ms / 1000
-        self._stall_s = stall_s
         self.written = 0
 
     async def run(self) -> None:
@@ -49,8 +43,6 @@ class Ticker:
 
     async def _round(self, now: float) -> None:
         runners = list(self._worker.runners.values())
-        for runner in runners:
-            self._watch(runner, now)
         for partition in sorted({r.partition for r in runners if self._needs_tick(r, now)}):
             await self._outlet.tick(partition)
             self.written += 1
@@ -65,10 +57,6 @@ class Ticker:
                 runner.stage, runner.state, _log_ms(runner.state.position.marker.clock, now - runner.moved_at)
             )
         )
-
-    def _watch(self, runner: PartitionRunner, now: float) -> None:
-        if runner.ready and now - runner.moved_at > self._stall_s and self._worker.lag(runner):
-            raise Stalled(f"{runner.topic}-{runner.partition}: marker has not moved for {self._stall_s} s")
 
 
 def wants_tick(stage: Stage, state: State, log_ms: int) -> bool:

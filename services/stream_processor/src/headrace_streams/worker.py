@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import structlog
+from faust.types import TP
 
 from headrace_core.stage import Stage
 from headrace_streams.faults import Faults
@@ -42,6 +43,7 @@ class Worker:
         self.app = make_app(
             group=settings.prefix + "streams", bootstrap=settings.kafka, data_dir=settings.data_dir, markers=self,
             chunk_records=settings.chunk_records, session_timeout_s=settings.session_timeout_s,
+            instance=settings.instance,
         )  # fmt: skip
         self._around = Surroundings(
             bootstrap=settings.kafka, prefix=settings.prefix, data_dir=settings.data_dir, outlet=outlet,
@@ -68,6 +70,11 @@ class Worker:
         """Assigned, and every assigned partition restored."""
         return self.assigned_once and all(runner.ready for runner in self.runners.values())
 
+    @property
+    def flowing(self) -> bool:
+        """Whether the consumer hands over chunks; during a rebalance it does not."""
+        return bool(self.app.consumer.flow_active)
+
     def lag(self, runner: PartitionRunner) -> int | None:
         """Records of the input that are not applied yet, as of the last fetch; None if not known."""
         if (offset := runner.next_offset) is None:
@@ -77,6 +84,11 @@ class Worker:
         except Exception:  # aiokafka raises for what is not, or no longer, assigned
             return None
         return None if highwater is None else max(0, int(highwater) - offset)
+
+    def describe_consumer(self, runner: PartitionRunner, now: float) -> dict[str, Any]:
+        """What the consumer is at with the partition, for the log. `now` is monotonic s."""
+        silent = round(now - self.app.consumer.last_heartbeat, 1)
+        return {**self.app.consumer.describe(_tp(runner)), "heartbeat": silent}
 
     def stage_gauges(self) -> list[tuple[str, int, str, int]]:
         """(stage, partition, name, value) of all ready partitions."""
@@ -92,7 +104,8 @@ class Worker:
         await self.app.start()
 
     async def stop(self) -> None:
-        """Leave the group after the chunks under way, then close the databases."""
+        """Finish the chunks under way and close the databases, and only then leave the group."""
+        await self._close(list(self.runners))
         await self.app.stop()
         await self._close(list(self.runners))
 
@@ -104,9 +117,7 @@ class Worker:
             runner.submit(Chunk(event.value, event.ack))
 
     async def _seek(self, topic: str, partition: int, offset: int) -> None:
-        tp = next((tp for tp in self.app.consumer.assignment() if tp == (topic, partition)), None)
-        if tp is not None:
-            await self.app.consumer.seek_wait({tp: offset})
+        await self.app.consumer.go_to(TP(topic, partition), offset)
 
     async def _on_assigned(self, _app: Any, assigned: set[Any], **_: Any) -> None:
         for tp in sorted(assigned):
@@ -127,6 +138,4 @@ class Worker:
 
 
 def _tp(runner: PartitionRunner) -> Any:
-    from faust.types import TP
-
     return TP(runner.topic, runner.partition)

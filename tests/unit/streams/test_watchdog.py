@@ -1,0 +1,127 @@
+"""When the watchdog barks: lag, and no progress in time that counts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from headrace_streams.watchdog import LATE_S, Stalled, Watchdog
+from headrace_streams.worker import Worker
+
+STALL_S = 60.0
+
+
+@dataclass(eq=False)
+class Runner:
+    """What the watchdog sees of a runner."""
+
+    topic: str = "t.routed"
+    partition: int = 3
+    step: str = "3 emissions"
+    busy: bool = True
+    progress_at: float = 0.0
+    moved_at: float = 0.0
+    next_offset: int | None = 8134
+    waiting: int = 2
+
+
+@dataclass
+class Partitions:
+    """What it sees of a worker: a runner with lag, and one without."""
+
+    runner: Runner = field(default_factory=Runner)
+    other: Runner = field(default_factory=lambda: Runner(partition=2, step="2 engine"))
+    flowing: bool = True
+    records: int | None = 0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def runners(self) -> dict[tuple[str, int], Runner]:
+        return {("t.routed", 3): self.runner, ("t.routed", 2): self.other}
+
+    def lag(self, runner: Runner) -> int | None:
+        return self.records if runner is self.runner else 0
+
+    def describe_consumer(self, _: Runner, __: float) -> dict[str, Any]:
+        return {"position": 8134}
+
+
+@pytest.fixture
+def worker() -> Partitions:
+    return Partitions()
+
+
+@pytest.fixture
+def watchdog(worker: Partitions) -> Watchdog:
+    return Watchdog(cast(Worker, worker), STALL_S)
+
+
+def watch(watchdog: Watchdog, worker: Partitions, start: float, seconds: float) -> None:
+    """A round a second, `start` seconds after the beginning."""
+    for second in range(int(seconds)):
+        watchdog.look(worker.began + start + second)
+
+
+def test_lag_without_progress_is_a_stall_and_is_told(watchdog: Watchdog, worker: Partitions) -> None:
+    worker.records = 5
+    watch(watchdog, worker, 0, STALL_S)
+    with capture_logs() as told, pytest.raises(Stalled, match=r"t\.routed-3: no progress .* at 3 emissions"):
+        watch(watchdog, worker, STALL_S, 3)
+    line, _ = told
+    assert (line["step"], line["marker"], line["waiting"], line["lag"], line["position"]) == (
+        "3 emissions",
+        8133,
+        2,
+        5,
+        8134,
+    )
+
+
+def test_progress_within_a_chunk_is_no_stall_however_old_the_marker(watchdog: Watchdog, worker: Partitions) -> None:
+    worker.records = 5
+    for turn in range(10):
+        worker.runner.progress_at = float(turn)
+        watch(watchdog, worker, turn * 50, 50)
+
+
+def test_lag_that_has_just_begun_is_no_stall(watchdog: Watchdog, worker: Partitions) -> None:
+    watch(watchdog, worker, 0, 10 * STALL_S)
+    worker.records = 1
+    watch(watchdog, worker, 10 * STALL_S, STALL_S)
+    with pytest.raises(Stalled):
+        watch(watchdog, worker, 11 * STALL_S, 3)
+
+
+def test_a_partition_that_is_not_restored_has_no_stall(watchdog: Watchdog, worker: Partitions) -> None:
+    worker.records = None
+    watch(watchdog, worker, 0, 10 * STALL_S)
+
+
+def test_time_in_which_the_process_did_not_run_does_not_count(watchdog: Watchdog, worker: Partitions) -> None:
+    worker.records = 5
+    watch(watchdog, worker, 0, 30)
+    watch(watchdog, worker, 3_600, STALL_S - 30 - LATE_S)
+    with pytest.raises(Stalled):
+        watch(watchdog, worker, 3_600 + STALL_S - 30 - LATE_S, 5)
+
+
+def test_during_a_rebalance_the_progress_of_one_is_that_of_all(watchdog: Watchdog, worker: Partitions) -> None:
+    worker.records, worker.flowing = 5, False
+    for turn in range(10):
+        worker.other.progress_at = float(turn)
+        watch(watchdog, worker, turn * 50, 50)
+    with pytest.raises(Stalled):
+        watch(watchdog, worker, 500, STALL_S)
+
+
+def test_the_progress_of_another_partition_is_none_otherwise(watchdog: Watchdog, worker: Partitions) -> None:
+    worker.records = 5
+    for second in range(int(STALL_S) + 1):
+        worker.other.progress_at = float(second)
+        watch(watchdog, worker, second, 1)
+    with pytest.raises(Stalled):
+        watch(watchdog, worker, STALL_S + 1, 2)
