@@ -32,12 +32,13 @@ format: setup ## rewrite the code in the project's format
 	$(RUN) ruff check --fix .
 
 .PHONY: test
-test: system setup ## set everything up and pass the tests
-	$(RUN) pytest -m "not soak"
+test: system setup ## set everything up and pass the tests, two files at a time
+	$(RUN) pytest -m "not soak" -n 2 --dist loadfile
 
 .PHONY: soak
 soak: setup ## the simulations of the stages, 1,000,000 steps each
-	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest --timeout=1800 tests/model/test_batching_simulation.py tests/model/test_registration_simulation.py
+	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest --timeout=3600 tests/model/test_batching_simulation.py \
+	  tests/model/test_registration_simulation.py tests/model/test_timeline_simulation.py
 
 .PHONY: mutants
 mutants: setup ## change the engines' code bit by bit: which changes does no test see? ONLY="pattern ..." for some
