@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.counting_stage import WIDE_KEYS
 from tests.support.streams_worker import Output, StreamsWorker, produce, read_all, until
@@ -142,6 +143,34 @@ def test_a_chunk_whose_mutations_do_not_fit_one_batch_is_split(worker: StreamsWo
     produce(worker.kafka, worker.prefix + "raw", records(total, keys))
     run_dry(worker, total)
     assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total, keys)
+
+
+def create_raw(worker: StreamsWorker, timestamps: str) -> None:
+    """The input as somebody else would make it."""
+    admin = AdminClient({"bootstrap.servers": worker.kafka})
+    topic = NewTopic(worker.prefix + "raw", PARTITIONS, 1, config={"message.timestamp.type": timestamps})
+    for future in admin.create_topics([topic]).values():
+        future.result(20)
+
+
+def test_emissions_that_fill_many_batches_are_all_sent(worker: StreamsWorker) -> None:
+    total = 500
+    worker.settings["MAX_REQUEST_BYTES"] = str(64 * 1024)
+    create_raw(worker, "LogAppendTime")
+    worker.start(CHUNK_RECORDS="500").wait_ready()
+    key = b"k" * 5_000  # the key of each output, so 12 outputs fill a batch
+    produce(worker.kafka, worker.prefix + "raw", ((1, key, b"%d" % i) for i in range(total)))
+    worker.wait_applied(total)
+    assert worker.terminate() == 0
+    outputs = read_all(worker.kafka, worker.prefix + "routed")
+    assert [int(output.value) for output in outputs] == list(range(1, total + 1))
+
+
+def test_an_input_whose_time_is_not_the_brokers_is_refused(worker: StreamsWorker) -> None:
+    create_raw(worker, "CreateTime")
+    worker.start()
+    assert worker.running.wait(30) != 0
+    assert "LogAppendTime" in worker.log.read_text()
 
 
 @pytest.mark.parametrize("step", [3, 7, 4, 5])

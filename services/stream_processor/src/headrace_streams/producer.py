@@ -80,12 +80,12 @@ class Outlet:
         for emission in group:
             if turns.over():
                 await turns.give()
-            if batch.record_count() and batch.size() + _size(emission) > EMISSION_BATCH_BYTES:
+            full = batch.record_count() and batch.size() + _size(emission) > EMISSION_BATCH_BYTES
+            if full or not _append(batch, emission):
                 futures.append(await self._send(batch, topic, partition))
                 batch = self._producer.create_batch()
-            batch.append(
-                timestamp=None, key=emission.key, value=emission.value, headers=list(emission.headers)
-            )  # fmt: skip
+                if not _append(batch, emission):
+                    raise TooLarge(f"{topic}-{partition}: an emission of {_size(emission)} bytes")
         futures.append(await self._send(batch, topic, partition))
         await asyncio.gather(*futures)
 
@@ -146,6 +146,12 @@ class Outlet:
         await self._producer.send_and_wait(
             self._prefix + "raw", value=b"", key=None, partition=partition, headers=[("kind", b"tick")]
         )
+
+
+def _append(batch: Any, emission: Emission) -> bool:
+    """Whether the emission found room; a batch that refuses it is as it was."""
+    headers = list(emission.headers)
+    return batch.append(timestamp=None, key=emission.key, value=emission.value, headers=headers) is not None
 
 
 def _size(emission: Emission) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from headrace_core.errors import HeadraceError
 from headrace_streams.stages import StageSpec
@@ -76,6 +77,8 @@ async def ensure(
         await _create(admin, prefix, missing, count, replication, max_message_bytes)
         found = await _all_visible(admin, [prefix + name for name in names])
         _check(prefix, names, found, count)
+        for topic in dict.fromkeys(prefix + name for name in ("raw", *(s.input for s in specs))):
+            await _check_time(admin, topic)
         return count
     finally:
         await admin.close()
@@ -106,6 +109,16 @@ async def _all_visible(admin: AIOKafkaAdminClient, topics: list[str]) -> dict[st
         while len(found := await _counts(admin, topics)) < len(topics):
             await asyncio.sleep(0.1)
     return found
+
+
+async def _check_time(admin: AIOKafkaAdminClient, topic: str) -> None:
+    """The log's time is the broker's append time (`batching.md` 4.2, ADR 1)."""
+    asked = ConfigResource(ConfigResourceType.TOPIC, topic, {"message.timestamp.type": ""})
+    for response in await admin.describe_configs([asked]):
+        for _code, _message, _type, _name, entries in response.resources:
+            for name, value, *_ in entries:
+                if name == "message.timestamp.type" and value != "LogAppendTime":
+                    raise TopicError(f"{topic}: {name} is {value}, must be LogAppendTime")
 
 
 def _check(prefix: str, names: Iterable[str], found: dict[str, int], count: int) -> None:
