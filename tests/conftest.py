@@ -1,6 +1,7 @@
 """What all tests share: one real Kafka broker for a session, a fresh prefix of topic names for each test.
 
-Tests marked `docker` are skipped where no engine runs, and the summary says so; with the variable CI set they fail.
+Tests marked `docker` are skipped where no engine runs, and the summary says so; with the variable CI set they fail. In
+CI any other skip fails the run too, unless its reason begins with `ELSEWHERE`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,25 @@ from headrace.kafka import KafkaServer
 from tests.support.docker import engine_problem, in_ci
 
 NO_ENGINE = "needs a Docker engine: "
+ELSEWHERE = "elsewhere: "
+"""So begins the reason of a vector that is not about the part that runs it."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("docker") and (problem := engine_problem()):
         (pytest.fail if in_ci() else pytest.skip)(NO_ENGINE + problem)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not in_ci():  # a worker of pytest-xdist has no reporter
+        return
+    skipped = [str(report.longrepr) for report in reporter.getreports("skipped")]
+    wrong = [reason for reason in skipped if ELSEWHERE not in reason]
+    if wrong and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.line(f"in CI nothing may be skipped: {wrong[:5]}", red=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -36,7 +36,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 }
 RUN_HERE = {"CAP-107", "CAP-108", "CAP-109", "CAP-111"}
 ELSEWHERE = {
-    "CAP-110": "needs Spark, its checkpoint and the staged PostgreSQL sink of spark-writer.md; the engine takes no part"
+    "CAP-110": "elsewhere: needs Spark, its checkpoint and the staged PostgreSQL sink; the engine takes no part"
 }
 
 

@@ -35,7 +35,8 @@ COST = "per_row(1)"
 KAFKA_HEAP = "512m"
 SPARK_HEAP = "1g"
 DATA_BYTES = 4 * 1024**3
-SESSION_TIMEOUT_S = 8  # after kill -9 of everything, the stream processor waits so long for its partitions
+SESSION_TIMEOUT_S = 10
+INSTANCE = "local-stack"  # so a stream processor that was killed gets its partitions back at once
 ANSWER_S = 5
 STOP_S = {"kafka": 20.0, "mqtt": 10.0}
 STOP_DEFAULT_S = 20.0
@@ -113,6 +114,7 @@ def streams(setup: Setup) -> Service:
         "BATCHING": json.dumps({"timeout": setup.timeout_ms, **setup.batching}),
         "PARTITIONS": str(PARTITIONS),
         "SESSION_TIMEOUT_S": str(SESSION_TIMEOUT_S),
+        "INSTANCE": INSTANCE,
     }
     return _python("streams", setup, ["-m", "headrace_streams"], "HEADRACE_STREAMS_", values)
 
