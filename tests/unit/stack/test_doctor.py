@@ -40,6 +40,13 @@ def test_without_a_stack_only_versions_are_judged(tmp_path: Path):
     assert next(f for f in findings if f.name == "Python").good
 
 
+def test_a_damaged_description_of_the_stack_is_a_finding(tmp_path: Path):
+    (tmp_path / "stack.json").write_text("{")
+    (found,) = [finding for finding in doctor.examine(tmp_path) if finding.group == "stack"]
+    assert found.good is False
+    assert "stack.json cannot be read" in found.words
+
+
 def test_a_machine_without_java_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch):
     def none() -> str:
         raise NoJava("Java 17, 21 or 25 is needed: install one")

@@ -71,7 +71,11 @@ def examine(home: Path) -> Iterator[Finding]:
     if not files.endpoints.exists():
         yield Finding("stack", "running", f"no stack is up in {files.home}", None)
         return
-    at = Endpoints.load(files.endpoints)
+    try:
+        at = Endpoints.load(files.endpoints)
+    except (OSError, msgspec.MsgspecError) as error:
+        yield Finding("stack", "running", f"{files.endpoints} cannot be read: {error}", False)
+        return
     for group, ask in (("ports", ports), ("topics", kept), ("lag", lag), ("accounts", accounts)):
         try:
             yield from ask(at)

@@ -40,6 +40,8 @@ class JarSet:
     dependencies: str
 
 
+DOWNLOAD_S = 900
+
 KAFKA = JarSet(
     "kafka",
     KAFKA_VERSION,
@@ -106,7 +108,11 @@ def _download(wanted: JarSet, folder: Path) -> None:
         command = [java(), "-cp", str(_ivy_jar()), "org.apache.ivy.Main", "-ivy", f"{work}/ivy.xml"]
         command += ["-cache", f"{work}/cache", "-types", "jar", "bundle", "-warn"]
         command += ["-retrieve", f"{retrieved}/[artifact]-[revision].[ext]"]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DOWNLOAD_S)
+        except subprocess.TimeoutExpired as error:
+            what = f"the jars of {wanted.name} {wanted.version}"
+            raise JarsMissing(f"{what} were not fetched within {DOWNLOAD_S} s") from error
         if ran.returncode or not list(retrieved.glob(f"{wanted.first}*.jar")):
             raise JarsMissing(
                 f"the jars of {wanted.name} {wanted.version} could not be fetched: {(ran.stdout + ran.stderr)[-800:]}"

@@ -10,7 +10,10 @@ import signal
 import sys
 
 import structlog
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
+from headrace_core.errors import ConfigError
 from headrace_streams import http, logs, stages, topics
 from headrace_streams.producer import Outlet
 from headrace_streams.settings import StreamsSettings
@@ -71,7 +74,15 @@ def main() -> int:
     """Run; returns the exit code."""
     logs.configure()
     try:
-        asyncio.run(run(StreamsSettings()))
+        settings = StreamsSettings()
+    except (ValidationError, SettingsError) as error:
+        log.critical("wrong setting", error=str(error))
+        return START_FAILED
+    try:
+        asyncio.run(run(settings))
+    except ConfigError as error:
+        log.critical("wrong setting", field=error.field, error=str(error))
+        return START_FAILED
     except Exception as error:
         log.critical("failed", error=repr(error), exc_info=error)
         return START_FAILED

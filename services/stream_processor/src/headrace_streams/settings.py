@@ -17,7 +17,7 @@ class StreamsSettings(BaseSettings):
     kafka: str = "127.0.0.1:9092"
     prefix: str = "headrace."
     http_host: str = "127.0.0.1"
-    http_port: int = 8082
+    http_port: int = Field(default=8082, ge=0, le=65535)
     data_dir: Path = Path("data/streams")
     roots: dict[str, str] = {"te": "main-dev"}
     batching: dict[str, Any] = {}

@@ -55,7 +55,9 @@ BUILT_IN = {
 
 
 def load(settings: StreamsSettings) -> list[StageSpec]:
-    """The stages of the settings. Raises ConfigError if one is unknown or its settings are wrong."""
+    """The stages of the settings. Raises ConfigError if one is unknown, its settings are wrong, or there is none."""
+    if not settings.stage_names:
+        raise ConfigError("stages", "names no stage")
     return [_load_one(name, settings) for name in settings.stage_names]
 
 
@@ -90,7 +92,10 @@ def _config(name: str, config_class: Any, values: Mapping[str, Any]) -> Any:
 
 def _load_class(path: str) -> StageSpec:
     module, _, attribute = path.partition(":")
-    stage_class: Any = getattr(import_module(module), attribute)
+    try:
+        stage_class: Any = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError("stages", f"{path!r}: {error}") from error
     first: Stage = stage_class()
     outputs = tuple(getattr(stage_class, "outputs", ("routed",)))
     return StageSpec(first.name, getattr(stage_class, "input", "raw"), outputs, stage_class)
