@@ -33,7 +33,7 @@ format: setup ## rewrite the code in the project's format
 
 .PHONY: test
 test: system setup ## set everything up and pass the tests, two files at a time
-	$(RUN) pytest -m "not soak" -n 2 --dist loadfile
+	$(RUN) pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: soak
 soak: setup ## the simulations of the stages, 1,000,000 steps each
