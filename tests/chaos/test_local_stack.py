@@ -181,6 +181,20 @@ def test_kill_9_of_any_service_loses_nothing_and_doubles_nothing(stack: Running)
         row for (source, metric, _), row in store(stack).items() if "chaos" in source and metric[1:] == ".v"
     }
     asked(stack, first)
+    until(lambda: counted(stack) == pure_counts(second), "the counters of batching", 30)
+
+
+COUNTED = ("in", "accepted", "duplicate", "invalid", "members", "opened.new", "opened.conflict", "closed.timeout")
+
+
+def counted(stack: Running) -> dict[str, int]:
+    """The counters of batching as `/v1/status` tells them."""
+    status, body = get(stack, "/v1/status")
+    return {name: body["counters"]["batching"][name] for name in COUNTED} if status == 200 else {}
+
+
+def pure_counts(second: dict[int, verify.Pure]) -> dict[str, int]:
+    return {name: sum(one.gauges()[name] for one in second.values()) for name in COUNTED}
 
 
 def asked(stack: Running, first: dict[int, verify.Pure]) -> None:

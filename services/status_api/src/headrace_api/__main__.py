@@ -32,6 +32,7 @@ STOP_S = 10
 RECURSION = 20_000
 """Whatever nesting the stream processor could read, this process can write."""
 CHANGELOG = "registration.changelog"
+COUNTERS_CHANGELOG = "batching.changelog"
 
 
 class Server(uvicorn.Server):
@@ -42,9 +43,11 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: Settings, follow: follower.Follower, listener: socket.socket) -> list[BaseException]:
-    """Answer until a signal, or until the follower fails; returns its error."""
-    reader = Reader(settings.database, settings.registration_config())
+async def serve(
+    settings: Settings, follow: follower.Follower, counters: follower.Follower, listener: socket.socket
+) -> list[BaseException]:
+    """Answer until a signal, or until a follower fails; returns its error. Ready is who follows registration."""
+    reader = Reader(settings.database, settings.registration_config(), settings.counters)
     metrics = Metrics(lambda: follow.progress)
     handlers = app.Handlers(reader, lambda: follow.progress, metrics)
     server = Server(
@@ -66,10 +69,12 @@ async def serve(settings: Settings, follow: follower.Follower, listener: socket.
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    thread = follower.start(follow, failed)
+    threads = [follower.start(one, failed) for one in (follow, counters)]
     await server.serve([listener])
-    follow.stop()
-    await asyncio.to_thread(thread.join, STOP_S)
+    for one in (follow, counters):
+        one.stop()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, STOP_S)
     return errors
 
 
@@ -80,11 +85,14 @@ def run(settings: Settings) -> None:
     with socket.create_server((settings.http_host, settings.http_port), family=family, backlog=512) as listener:
         store = replica.Replica(settings.database)
         follow = follower.Follower(store, settings.kafka, settings.prefix + CHANGELOG)
+        counts = replica.Replica(settings.counters, replica.BATCHING)
+        counters = follower.Follower(counts, settings.kafka, settings.prefix + COUNTERS_CHANGELOG)
         log.info("started", kafka=settings.kafka, prefix=settings.prefix, http=list(listener.getsockname()[:2]))
-        errors = asyncio.run(serve(settings, follow, listener))
+        errors = asyncio.run(serve(settings, follow, counters, listener))
     if errors:
         if isinstance(errors[0], sqlite3.DatabaseError) and not isinstance(errors[0], sqlite3.OperationalError):
-            replica.delete(settings.database)  # damaged: the next start builds it anew
+            for path in (settings.database, settings.counters):  # damaged: the next start builds them anew
+                replica.delete(path)
         raise errors[0]
     log.info("stopped")
 

@@ -72,9 +72,10 @@ class Follower:
             try:
                 self._session()
             except (NotThere, KafkaException) as error:
+                if str(error) != self._reason:
+                    log.warning("waiting for Kafka", topic=self._topic, error=str(error))
                 self._targets, self._up, self._reason = {}, False, str(error)
                 self._tell()
-                log.warning("waiting for Kafka", topic=self._topic, error=str(error))
                 self._stopping.wait(ASK_AGAIN_S)
         self._replica.close()
 

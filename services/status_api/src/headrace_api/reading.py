@@ -17,6 +17,8 @@ from typing import Any
 from headrace_api import problems
 from headrace_api.progress import Progress
 from headrace_api.sqlite_state import SqliteState, connect
+from headrace_core.batching.config import BatchingConfig
+from headrace_core.batching.stage import BatchingStage
 from headrace_core.partitioner import partition_of
 from headrace_core.registration import queries, routes
 from headrace_core.registration.config import RegistrationConfig
@@ -25,16 +27,21 @@ from headrace_core.registration.routes import Request, Response
 from headrace_core.registration.stage import RegistrationStage
 from headrace_core.registration.store import Store
 from headrace_core.registration.work import Work
+from headrace_core.stage import Stage
 from headrace_core.state import MemoryState, Overlay, State
 
 
 class Reader:
     """Answers GET requests; may be called by many threads, each gets a connection of its own."""
 
-    def __init__(self, path: Path, config: RegistrationConfig) -> None:
-        self._path = path
+    def __init__(self, path: Path, config: RegistrationConfig, counters: Path | None = None) -> None:
+        """`path`: the replica of registration; `counters`: that of the batching stage's counters, if there is one."""
+        self._paths = {"registration": path} | ({"batching": counters} if counters else {})
         self._config = config
-        self._stage = RegistrationStage(config)
+        self._stages: dict[str, Stage] = {
+            "registration": RegistrationStage(config),
+            "batching": BatchingStage(BatchingConfig()),
+        }
         self._local = threading.local()
 
     def answer(self, request: Request, progress: Progress) -> Response:
@@ -54,19 +61,27 @@ class Reader:
             return queries.answer(SqliteState(db, part), self._config, request)
 
     def totals(self, progress: Progress) -> dict[str, Any]:
-        """`counters` of the stage (all partitions together) and `roots` (registration.md 13)."""
+        """`counters` of the stages (all partitions together) and `roots` (registration.md 13)."""
         count = len(progress.partitions)
+        counters = {}
+        for stage in self._paths:
+            with self._snapshot(stage) as db:
+                counters[stage] = self._counters(stage, _states(db, count))
         with self._snapshot() as db:
-            states: list[State] = [SqliteState(db, part) for part in range(count)] or [MemoryState()]
-            counters: dict[str, int] = {}
-            for state in states:
-                for name, value in self._stage.gauges(state).items():
-                    counters[name] = counters.get(name, 0) + value
-            roots = {}
+            states, roots = _states(db, count), {}
             for root in self._config.roots:
                 state = states[partition_of(root.encode(), len(states))]
                 roots[root] = queries.totals(Work(Store(Overlay(state)), self._config), root)
-        return {"counters": {"registration": dict(sorted(counters.items()))}, "roots": roots}
+        return {"counters": counters, "roots": roots}
+
+    def _counters(self, stage: str, states: list[State]) -> dict[str, int]:
+        """Sums over all partitions, by name; a clock has no sum."""
+        found: dict[str, int] = {}
+        for state in states:
+            for name, value in self._stages[stage].gauges(state).items():
+                found[name] = found.get(name, 0) + value
+        found.pop("clock", None)
+        return dict(sorted(found.items()))
 
     def _status(self, request: Request, progress: Progress) -> Response:
         checked = queries.answer(MemoryState(), self._config, request)
@@ -83,15 +98,20 @@ class Reader:
         return Response(200, {}, body | self.totals(progress))
 
     @contextmanager
-    def _snapshot(self) -> Iterator[sqlite3.Connection]:
-        db: sqlite3.Connection | None = getattr(self._local, "db", None)
+    def _snapshot(self, name: str = "registration") -> Iterator[sqlite3.Connection]:
+        db: sqlite3.Connection | None = getattr(self._local, name, None)
         if db is None:
-            db = self._local.db = connect(self._path)
+            db = connect(self._paths[name])
+            setattr(self._local, name, db)
         db.execute("BEGIN")
         try:
             yield db
         finally:
             db.execute("ROLLBACK")
+
+
+def _states(db: sqlite3.Connection, partitions: int) -> list[State]:
+    return [SqliteState(db, part) for part in range(partitions)] or [MemoryState()]
 
 
 def _caught_up(db: sqlite3.Connection, progress: Progress) -> bool:

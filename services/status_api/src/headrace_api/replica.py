@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from headrace_api.sqlite_state import SqliteState, connect
+from headrace_core.batching.keys import CLOCK
+from headrace_core.batching.stage import COUNT
 from headrace_core.registration.store import PRIMARY, Store, sound
 from headrace_core.state import Overlay
 
@@ -97,12 +99,22 @@ class Partition:
         return min([after, *(group[0].offset for group in self.groups.values())])
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What of a changelog is kept: families of primary keys, and how an item is written. The latter returns False for
+    an item that cannot be read; it is left out then."""
+
+    families: frozenset[bytes]
+    write: Callable[[Overlay, bytes, bytes | None], bool]
+
+
 class Replica:
     """The one writer of the database. Not for two threads at once."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the database; a damaged file is deleted, it is built anew."""
+    def __init__(self, path: Path, kept: Kept | None = None) -> None:
+        """Open or create the database; a damaged file is deleted, it is built anew. `kept` default: `REGISTRATION`."""
         self.path = path
+        self._kept = kept or REGISTRATION
         self.counts = Counts()
         self.partitions: dict[int, Partition] = {}
         try:
@@ -184,7 +196,6 @@ class Replica:
         part = self.partitions[number]
         base = SqliteState(self._db, number)
         overlay = Overlay(base)
-        store = Store(overlay)
         source, contained = part.position.source, part.position.contained
         newest: dict[bytes, int] = {}
         for change in changes:
@@ -194,8 +205,8 @@ class Replica:
             if not part.live and not self._is_newest(number, newest, change):
                 continue
             source = max(source, change.source)
-            if change.key[:1] in PRIMARY_FAMILIES:
-                self._item(store, change)
+            if change.key[:1] in self._kept.families and not self._kept.write(overlay, change.key, change.value):
+                self.counts.damaged += 1
         base.write(overlay.mutations)
         if newest:
             self._db.executemany(
@@ -218,20 +229,29 @@ class Replica:
         newest[change.key] = change.source
         return True
 
-    def _item(self, store: Store, change: Change) -> None:
-        """Write a primary item with its derived keys; one that cannot be read is left out (registration.md 10)."""
-        if change.value is not None and not sound(change.key, change.value):
-            self.counts.damaged += 1
-            store.write(change.key, None)
-        else:
-            store.write(change.key, change.value)
-
     def _place(self, number: int, position: Position) -> None:
         self.partitions[number].position = position
         self._db.execute("INSERT OR REPLACE INTO position VALUES (?, ?, ?, ?)", (number, *position))
 
 
-PRIMARY_FAMILIES = frozenset(bytes([family]) for family in PRIMARY)
+def _registration(overlay: Overlay, key: bytes, value: bytes | None) -> bool:
+    """A primary item with its derived keys; one that cannot be read is left out (registration.md 10)."""
+    good = value is None or sound(key, value)
+    Store(overlay).write(key, value if good else None)
+    return good
+
+
+def _counter(overlay: Overlay, key: bytes, value: bytes | None) -> bool:
+    if value is None:
+        overlay.delete(key)
+    else:
+        overlay.put(key, value)
+    return True
+
+
+REGISTRATION = Kept(frozenset(bytes([family]) for family in PRIMARY), _registration)
+BATCHING = Kept(frozenset((COUNT, CLOCK)), _counter)
+"""The counters of the batching stage and its clock; they are all that `BatchingStage.gauges` reads."""
 
 
 def delete(path: Path) -> None:

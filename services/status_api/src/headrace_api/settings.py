@@ -36,6 +36,11 @@ class Settings(BaseSettings):
         """The file of the replica."""
         return self.data_dir / "replica.db"
 
+    @property
+    def counters(self) -> Path:
+        """The file of the batching stage's counters."""
+        return self.data_dir / "batching.db"
+
     def registration_config(self) -> RegistrationConfig:
         """What the engine is configured with. Raises ConfigError, which names the setting."""
         unknown = sorted(set(self.registration) - {field.name for field in fields(RegistrationConfig)})
