@@ -48,7 +48,7 @@ mutants: setup ## change the engines' code bit by bit: which changes does no tes
 
 .PHONY: demo
 demo: system setup ## the whole on this computer: its own readings from MQTT to the store
-	@$(RUN) headrace demo
+	@.venv/bin/headrace demo  # not by way of uv, which keeps the terminal's death (SIGHUP) to itself
 
 .PHONY: bench
 bench: setup ## figures of the engines beside their targets (a quarter of an hour; --quick: a minute)
