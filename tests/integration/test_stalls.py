@@ -95,7 +95,7 @@ def test_a_hanging_broker_ends_the_worker_which_tells_where_it_was(topic_prefix:
         (told,) = [line for line in lines(worker, "stalled") if line["partition"] == 0]
         assert (told["step"], told["busy"]) == ("3 emissions", True)
         assert min(told["unacked"], told["lag"]) > 0
-        assert told["since"] > 3
+        assert told["since"] >= 3
     finally:
         worker.end()
         server.kill()
