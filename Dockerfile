@@ -39,6 +39,7 @@ ENV UV_PROJECT_ENVIRONMENT=/opt/headrace/venv \
 WORKDIR /workspace
 COPY pyproject.toml uv.lock ./
 COPY core/pyproject.toml core/
+COPY capacity/pyproject.toml capacity/
 COPY schemas/pyproject.toml schemas/
 COPY services/mqtt_bridge/pyproject.toml services/mqtt_bridge/
 COPY services/stream_processor/pyproject.toml services/stream_processor/
@@ -101,7 +102,7 @@ CMD ["python", "-m", "headrace_streams"]
 
 FROM base AS api
 COPY --from=api-venv /opt/headrace/venv /opt/headrace/venv
-COPY core/src services/status_api/src /opt/headrace/lib/
+COPY core/src capacity/src services/status_api/src /opt/headrace/lib/
 ENV HEADRACE_API_HTTP_HOST=0.0.0.0 HEADRACE_API_DATA_DIR=/data
 USER headrace
 EXPOSE 8080
@@ -109,14 +110,14 @@ CMD ["python", "-m", "headrace_api"]
 
 FROM base AS publisher
 COPY --from=publisher-venv /opt/headrace/venv /opt/headrace/venv
-COPY core/src schemas/src services/local_stack/src /opt/headrace/lib/
+COPY core/src capacity/src schemas/src services/local_stack/src /opt/headrace/lib/
 USER headrace
 ENTRYPOINT ["python", "-m", "headrace", "publish"]
 
 FROM java AS spark
 COPY --from=jars /opt/headrace/jars /opt/headrace/jars
 COPY --from=spark-venv /opt/headrace/venv /opt/headrace/venv
-COPY core/src spark_jobs/src /opt/headrace/lib/
+COPY core/src capacity/src spark_jobs/src /opt/headrace/lib/
 ENV SPARK_LOCAL_DIRS=/data/scratch
 USER headrace
 EXPOSE 8083
