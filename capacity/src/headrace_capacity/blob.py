@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
 from azure.storage.blob import BlobLeaseClient, ContainerClient
@@ -224,7 +225,7 @@ class AzureBlobStore:
             if len(found) >= missing or _now_ms() >= ends_ms:
                 break
             lease = BlobLeaseClient(container.get_blob_client(f"{config.resource}/{index}"))
-            if _tried(lambda lease=lease: lease.acquire(lease_duration=config.ttl_ms // 1000)):
+            if _tried(partial(lease.acquire, lease_duration=config.ttl_ms // 1000)):
                 self._last_epoch += 1
                 usable_ms = _now_ms() + config.quarantine_ms
                 self._kept[config.resource, index] = Kept(lease, self._last_epoch, usable_ms, _now_ms())

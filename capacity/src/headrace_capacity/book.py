@@ -15,7 +15,7 @@ from headrace_core.capacity import lease_admin, lease_store
 from headrace_core.capacity.lease_state import LeaseState, new_state
 from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, ResourceConfig, StoreStatus
 
-_encoder = msgspec.json.Encoder(order="deterministic")
+_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(LeaseState)
 
 

@@ -7,6 +7,7 @@ end a moment early.
 
 A Redis without persistence forgets at a restart, and nobody can tell that from a first start: a resource that is new
 here *learns* for ttl + quarantine (6 s), in which it honours what owners claim to hold and grants nothing.
+`cold=True` says that no owner of an earlier life can be left, and skips that.
 
 **A failover can grant a partition twice**: replication is asynchronous, so a replica that takes over may not have the
 last grants. Where that must not happen, take PostgreSQL.
@@ -40,8 +41,10 @@ return 1
 class RedisStore:
     """`LeaseStore` at `url` (`redis://host:port/db`). A resource is one hash, `<prefix><resource>`, without expiry."""
 
-    def __init__(self, url: str, *, prefix: str = "hr:lease:", call_timeout_ms: int = 2_000) -> None:
-        self._url = url
+    def __init__(
+        self, url: str, *, prefix: str = "hr:lease:", cold: bool = False, call_timeout_ms: int = 2_000
+    ) -> None:
+        self._url, self._cold = url, cold
         self._prefix = prefix
         self._timeout_ms = call_timeout_ms
         self._caller = Caller(self._connect, name="the lease store in Redis")
@@ -50,7 +53,7 @@ class RedisStore:
         def work(redis: Redis) -> None:
             key = self._prefix + resource.resource
             _, _, now_ms = _read(redis, key)
-            redis.eval(OPEN, 1, key, book.opened(resource, now_ms, learning=True))
+            redis.eval(OPEN, 1, key, book.opened(resource, now_ms, learning=not self._cold))
 
         self._caller.run(work, self._timeout_ms)
 

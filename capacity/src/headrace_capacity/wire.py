@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headrace_core.capacity.errors import BatcherError, CapacityConfig, LeaseStoreUnavailable, UnknownResource
+from headrace_core.capacity.errors import (
+    BatcherError,
+    CapacityConfig,
+    LeaseStoreUnavailable,
+    PartitionsOutOfRange,
+    UnknownResource,
+)
 from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, ResourceConfig, StoreStatus
 
 MAX_FRAME = 4 << 20
@@ -137,7 +143,7 @@ def refusal(error: BatcherError) -> Refused:
         case UnknownResource():
             return Refused(error.code, error.resource, str(error))
         case CapacityConfig():
-            return Refused("CapacityConfig", error.field, str(error).removeprefix(f"{error.field}: "))
+            return Refused(error.code, error.field, str(error).removeprefix(f"{error.field}: "))
         case _:
             return Refused(error.code, "", str(error))
 
@@ -147,6 +153,8 @@ def raised(answer: Refused) -> BatcherError:
     match answer.code:
         case "UnknownResource":
             return UnknownResource(answer.subject)
+        case "PartitionsOutOfRange":
+            return PartitionsOutOfRange(answer.subject, answer.detail)
         case "CapacityConfig":
             return CapacityConfig(answer.subject, answer.detail)
         case _:
