@@ -147,7 +147,7 @@ def redis() -> Iterator[Backend]:
 
     os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
     port = free_port()
-    container = DockerContainer("redis:7").with_command("redis-server --save '' --appendonly no")
+    container = DockerContainer("redis:7").with_command("redis-server --save '' --appendonly no --protected-mode no")
     container.ports[6379] = ("127.0.0.1", port)  # type: ignore[assignment]
     clients: list[RedisStore] = []
     restarts: list[float] = []
@@ -164,6 +164,7 @@ def redis() -> Iterator[Backend]:
                 time.sleep(0.1)
         asked = RedisStore(f"redis://127.0.0.1:{port}/0")
         while not _knows_nothing(asked):
+            assert time.monotonic() < deadline, "Redis does not answer"
             time.sleep(0.1)
         asked.close()
 
@@ -179,6 +180,37 @@ def redis() -> Iterator[Backend]:
         finally:
             for each in clients:
                 each.close()
+
+
+@contextmanager
+def azurite() -> Iterator[str]:
+    """The connection string of an Azurite container, with the account that all Azurites have."""
+    from testcontainers.core.container import DockerContainer
+
+    os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+    port = free_port()
+    container = DockerContainer("mcr.microsoft.com/azure-storage/azurite")
+    container.with_command("azurite-blob --blobHost 0.0.0.0 --inMemoryPersistence --skipApiVersionCheck --silent")
+    container.ports[10000] = ("127.0.0.1", port)  # type: ignore[assignment]
+    with container:
+        deadline = time.monotonic() + 60
+        while not _speaks_http(port):
+            assert time.monotonic() < deadline, container.get_logs()
+            time.sleep(0.1)
+        yield (
+            "DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT5"
+            "0uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==;"
+            f"BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
+        )
+
+
+def _speaks_http(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as link:
+            link.sendall(b"GET /devstoreaccount1?comp=list HTTP/1.0\r\n\r\n")
+            return link.recv(4) == b"HTTP"
+    except OSError:
+        return False
 
 
 def _knows_nothing(store: Any) -> bool:
