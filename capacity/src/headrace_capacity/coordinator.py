@@ -9,6 +9,7 @@ clock's second). `cold=True` says that no owner of an earlier coordinator can be
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import socket
 import threading
@@ -66,16 +67,15 @@ class Coordinator:
 
     def stop(self) -> None:
         """Close the port and all connections; what was granted ends by itself."""
+        _shut(self._listener)
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Close all connections; clients open new ones."""
         with self._lock:
             links = list(self._links)
-        # shutdown wakes the threads that wait in accept and recv, close alone does not
-        for link in (self._listener, *links):
-            try:
-                link.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
-            finally:
-                link.close()
+        for link in links:
+            _shut(link)
 
     def status(self, resource: str) -> StoreStatus:
         """For the process that embeds it. Raises `UnknownResource`."""
@@ -147,6 +147,13 @@ class Coordinator:
         if resource not in self._states:
             raise UnknownResource(resource)
         return self._states[resource]
+
+
+def _shut(link: socket.socket) -> None:
+    """Shutdown wakes the thread that waits in accept or recv; close alone does not."""
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
+    link.close()
 
 
 class CoordinatorStore:
