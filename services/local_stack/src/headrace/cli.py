@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headrace import capacity as capacity_commands
 from headrace.demo import demo
 from headrace.doctor import doctor
 from headrace.endpoints import Endpoints
@@ -118,6 +119,7 @@ def reset(home: Home = HOME) -> None:
 app.command()(demo)
 app.command()(publish)
 app.command()(doctor)
+app.add_typer(capacity_commands.app, name="capacity")
 
 
 def main() -> None:
