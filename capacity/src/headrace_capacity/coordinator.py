@@ -103,7 +103,7 @@ class Coordinator:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while (call := channel.receive_call()) is not None:
                 if not hmac.compare_digest(call.token.encode(), self._token.encode()):
-                    channel.send(wire.Refused("WrongToken", "", "wrong token"))
+                    channel.send(wire.Refused(wire.WRONG_TOKEN, "", "wrong token"))
                     return
                 channel.send(self._answer(call))
         except (OSError, ValueError):  # the client is gone, or speaks something else: its connection ends, no other's
@@ -202,6 +202,8 @@ class CoordinatorStore:
             channel = self._opened(deadline_s)
             channel.send(call, deadline_s)
             answer = channel.receive_answer(deadline_s)
+            if isinstance(answer, wire.Refused) and answer.code == wire.WRONG_TOKEN:
+                self._drop()
         except (OSError, ValueError) as error:
             self._drop()
             raise LeaseStoreUnavailable(f"the coordinator at {self._host}:{self._port}: {error}") from error

@@ -23,20 +23,22 @@ class ClosableStore(LeaseStore, Protocol):
 
 def open_store(address: str, *, token: str = "", call_timeout_ms: int = 2_000) -> ClosableStore:
     """Nothing is connected yet. Raises `CapacityConfig`, which names `store` or `token`."""
-    scheme = address.partition("://")[0]
-    match scheme:
-        case "tcp":
+    scheme, separator, _ = address.partition("://")
+    match scheme + separator:
+        case "tcp://":
             if not token:
                 raise CapacityConfig("token", "a coordinator needs one")
             try:
                 return CoordinatorStore(address, token, call_timeout_ms=call_timeout_ms)
             except ValueError as error:
                 raise CapacityConfig("store", str(error)) from error
-        case "postgresql" | "postgres":
+        case "postgresql://" | "postgres://":
             return PostgresStore(address, call_timeout_ms=call_timeout_ms)
-        case "redis" | "rediss":
+        case "redis://" | "rediss://":
             from headrace_capacity.redis import RedisStore
 
             return RedisStore(address, call_timeout_ms=call_timeout_ms)
         case _:
-            raise CapacityConfig("store", f"must be tcp://, postgresql:// or redis://, not {scheme or 'nothing'}://")
+            raise CapacityConfig(
+                "store", f"must begin with tcp://, postgresql:// or redis://, not with {scheme[:20]!r}"
+            )

@@ -26,6 +26,10 @@ MAX_FRAME = 4 << 20
 """Bytes; a call for 500 partitions has about 20 KiB."""
 
 
+WRONG_TOKEN = "WrongToken"
+"""After this answer the coordinator closes the connection."""
+
+
 class Provision(msgspec.Struct, frozen=True, tag=True):
     token: str
     config: ResourceConfig
