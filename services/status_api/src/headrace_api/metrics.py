@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -12,6 +12,7 @@ from headrace_api.progress import Progress
 
 PREFIX = "headrace_api_"
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+WRITE_BUCKETS_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 COUNTS = {
     "records": "changelog records taken into the replica",
     "transactions": "transactions of the replica",
@@ -54,4 +55,18 @@ class Metrics:
         )
         self.seconds = Histogram(
             PREFIX + "request_seconds", "time to answer", buckets=BUCKETS_S, registry=self.registry
+        )  # fmt: skip
+        self.writes = Counter(
+            PREFIX + "writes", "answers to writes by route, method and status", ["route", "method", "status"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.write_seconds = Histogram(
+            PREFIX + "write_seconds", "time from a write to its answer", ["route", "method"], buckets=WRITE_BUCKETS_S,
+            registry=self.registry,
+        )  # fmt: skip
+        self.writes_open = Gauge(PREFIX + "writes_open", "writes that wait for their answers", registry=self.registry)
+        self.streams_open = Gauge(PREFIX + "streams_open", "open streams and long polls", registry=self.registry)
+        self.replies = Counter(
+            PREFIX + "replies", "replies read: own, late (nobody waited), other (of another instance)", ["whose"],
+            registry=self.registry,
         )  # fmt: skip
