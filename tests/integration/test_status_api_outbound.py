@@ -82,4 +82,4 @@ def test_http_registrations_and_removals_are_retained_and_cleared_at_the_broker(
     device.close()
     assert api.ask(f"{ENTITIES}/device/press").status == 404
     assert api.ask("/te/v1/registrations/device/press").body["state"] == "removed"
-    assert api.ask("/v1/status").body["roots"]["te"]["dropped"] == {}
+    assert api.ask("/v1/status").body["roots"]["te"]["dropped"].keys() <= {"clear_of_unknown"}  # echoes of the clears

@@ -88,7 +88,7 @@ class Fixture:
         self.replica.begin("log", PARTITIONS, max_offline_s=60)
         self.log = EventLog(path / "events.db")
         self.log.begin("registrations", PARTITIONS, max_offline_s=60)
-        self.metrics = Metrics(lambda: self.progress)
+        self.metrics = Metrics(lambda: self.progress, lambda: self.events_progress, lambda: not self.mail.problem())
         reader = Reader(path / "replica.db", config)
         writer = Writer(config, self.mail, lambda: self.progress, self.moved, self.metrics, seconds=10)
         source = Source(Events(path / "events.db"), self.told, lambda: self.events_progress)

@@ -64,8 +64,10 @@ class Parts:
         self.events = follower.Follower(
             log_of_events, kafka, prefix + REGISTRATIONS, events.told, moved=self.told.notify
         )  # fmt: skip
-        self.metrics = Metrics(lambda: self.replica.progress)
         self.mailbox = mailbox.Mailbox(kafka, prefix, lambda whose: self.metrics.replies.labels(whose).inc())
+        self.metrics = Metrics(
+            lambda: self.replica.progress, lambda: self.events.progress, lambda: not self.mailbox.problem()
+        )  # fmt: skip
 
     @property
     def all(self) -> tuple[follower.Runs, ...]:

@@ -150,7 +150,7 @@ class Mailbox:
                 self._take(message)
             if self._fatal:
                 raise NotThere("the producer has failed for good")
-            if now > look_at:
+            if now > look_at and not self._waiting:
                 self._look_after(admin, identity)
                 look_at = time.monotonic() + LOOK_AFTER_S
 

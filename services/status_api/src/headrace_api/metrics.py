@@ -23,13 +23,14 @@ COUNTS = {
 
 
 class ProgressCollector(Collector):
-    """Metrics of one Progress value: the numbers of an answer agree."""
+    """Metrics of the replica and the events, from one Progress value each: the numbers of an answer agree."""
 
-    def __init__(self, current: Callable[[], Progress]) -> None:
+    def __init__(self, current: Callable[[], Progress], events: Callable[[], Progress]) -> None:
         self._current = current
+        self._events = events
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of the replica."""
+        """All metrics of the replica and the events."""
         now = self._current()
         yield GaugeMetricFamily(PREFIX + "ready", "1 = caught up with the ends at start", value=int(now.ready))
         yield GaugeMetricFamily(PREFIX + "kafka_up", "1 = a broker is connected", value=int(now.kafka_up))
@@ -40,6 +41,13 @@ class ProgressCollector(Collector):
             for family, value in ((lag, part.lag), (offset, part.offset), (source, part.source)):
                 family.add_metric([str(number)], value)
         yield from (lag, offset, source)
+        of_events = self._events().partitions
+        lag = GaugeMetricFamily(PREFIX + "events_lag", "records of registrations not read", labels=["partition"])
+        offset = GaugeMetricFamily(PREFIX + "events_offset", "next offset of registrations", labels=["partition"])
+        for number, part in enumerate(of_events):
+            lag.add_metric([str(number)], part.lag)
+            offset.add_metric([str(number)], part.offset)
+        yield from (lag, offset)
         for name, count in now.counts:
             yield CounterMetricFamily(f"{PREFIX}replica_{name}", COUNTS[name], value=count)
 
@@ -47,9 +55,14 @@ class ProgressCollector(Collector):
 class Metrics:
     """The registry of the process, and the metrics that the handlers write."""
 
-    def __init__(self, current: Callable[[], Progress]) -> None:
+    def __init__(
+        self, current: Callable[[], Progress], events: Callable[[], Progress], writes_possible: Callable[[], bool]
+    ) -> None:
+        """How far replica and events are now, and whether writes are possible now."""
         self.registry = CollectorRegistry()
-        self.registry.register(ProgressCollector(current))
+        self.registry.register(ProgressCollector(current, events))
+        self.writes_possible = Gauge(PREFIX + "writes_possible", "1 = requests can be sent", registry=self.registry)
+        self.writes_possible.set_function(writes_possible)
         self.requests = Counter(
             PREFIX + "requests", "answers by method and status", ["method", "status"], registry=self.registry
         )

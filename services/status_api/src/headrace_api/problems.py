@@ -39,7 +39,7 @@ def problem(
 ) -> Response:
     """An answer with a problem document; `more` are extension members."""
     body = document(status, reason, detail, instance) | more
-    return Response(write_json(body), status, dict(headers or {}), MEDIA_TYPE)
+    return Response(write_json(body), status, {"Cache-Control": "no-store"} | dict(headers or {}), MEDIA_TYPE)
 
 
 def not_ready(detail: str, instance: str, **more: Any) -> Response:
