@@ -37,12 +37,13 @@ LONG_S = 10_000.0
 
 @dataclass
 class PostOffice:
-    """writing.Mail. `closed` says why nothing is sent; `lost` answers never come; `sent` keeps what was written."""
+    """writing.Mail. `closed` says why nothing is sent; `lost` answers never come; `sent` keeps what was written.
+    `starts`: it is about to open."""
 
     given: Fixture
     closed: str = ""
     lost: bool = False
-    opened: bool = True
+    starts: bool = False
     alive_at: float = 0.0
     number: int = 0
 
@@ -52,6 +53,9 @@ class PostOffice:
 
     def problem(self) -> str:
         return self.closed
+
+    def starting(self) -> bool:
+        return self.starts
 
     def correlation(self) -> str:
         self.number += 1

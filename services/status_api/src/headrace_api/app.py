@@ -70,13 +70,15 @@ class Handlers:
         return _json({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        """200 after the replica and the events have caught up with the ends at start, and writes have been possible."""
+        """200 after the replica has caught up with the ends at start; writes and events may come a little later."""
         now = self._situation.progress()
-        lag = {str(n): p.lag for n, p in enumerate(now.partitions)}
-        reason, writes = self._situation.why_not_ready, not self._situation.no_writes()
-        if not reason:
-            return _json({"ready": True, "writes": writes, "lag": lag})
-        return problems.not_ready(reason, request.scope["path"], ready=False, writes=writes, lag=lag)
+        more = {
+            "writes": not self._situation.no_writes(), "events": not self._situation.no_events(),
+            "lag": {str(n): p.lag for n, p in enumerate(now.partitions)},
+        }  # fmt: skip
+        if now.ready:
+            return _json({"ready": True} | more)
+        return problems.not_ready(now.why_not_ready, request.scope["path"], ready=False, **more)
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""

@@ -144,7 +144,7 @@ class Calls:
         asked = _asked(request, request.method)
         found, path = None, request.scope["path"]
         try:
-            found = self._writer.check(request.method, path, asked.headers)
+            found = await self._writer.check(request.method, path, asked.headers)
             raw = await _body(request)
             answer = await self._writer.answer(found, asked, raw)
         except Refusal as refusal:
@@ -158,6 +158,7 @@ class Calls:
 
     async def _stream(self, request: Request, asked: routes.Request) -> Response:
         tid, states = queries.events_asked(asked)
+        await writing.patience(lambda: self._source.progress().starting)
         progress = self._source.progress()
         if not progress.ready:
             raise Refusal("not_ready", progress.why_not_ready)

@@ -21,7 +21,7 @@ import structlog
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from headrace_api.progress import PartitionProgress, Progress
+from headrace_api.progress import STARTING, PartitionProgress, Progress
 from headrace_api.replica import Change, Counts, Position
 
 log = structlog.get_logger(__name__)
@@ -94,7 +94,7 @@ class Follower(Generic[C]):
         self._base = {"bootstrap.servers": kafka, "log_level": 0, "topic.metadata.refresh.interval.ms": 30_000}
         self._stopping = threading.Event()
         self._up = False
-        self._reason = "starting"
+        self._reason = STARTING
         self._moved_at = time.monotonic()
         self._targets: dict[int, int] = {}
         self._ends: dict[int, int] = {}

@@ -25,6 +25,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 
 from headrace_api.follower import ASK_AGAIN_S, ASK_S, LOST, NotThere, Unreachable, describe
+from headrace_api.progress import STARTING
 from headrace_api.writing import NoAnswer, NotSent, Reply
 from headrace_core.partitioner import partition_of
 from headrace_core.registration.message import read_json
@@ -58,8 +59,6 @@ class Mailbox:
 
     def __init__(self, kafka: str, prefix: str, count: Callable[[str], None]) -> None:
         """`count` is told of each reply: `own`, `late` (nobody waits any more) or `other` (of another instance)."""
-        self.opened = False
-        """Whether it has been open since the process began."""
         self.alive_at = time.monotonic()
         self._raw, self._replies = prefix + "raw", prefix + "replies"
         self._base = {"bootstrap.servers": kafka, "log_level": 0, "topic.metadata.refresh.interval.ms": 30_000}
@@ -71,7 +70,7 @@ class Mailbox:
         self._partitions = 0
         self._up = False
         self._fatal = False
-        self._reason = "starting"
+        self._reason = STARTING
         self._stopping = threading.Event()
 
     def problem(self) -> str:
@@ -79,6 +78,10 @@ class Mailbox:
         if self._producer is None:
             return f"writes are not possible: {self._reason}"
         return "" if self._up else "writes are not possible: Kafka does not answer"
+
+    def starting(self) -> bool:
+        """See writing.Mail."""
+        return self._producer is None and self._reason == STARTING
 
     def correlation(self) -> str:
         """See writing.Mail."""
@@ -132,7 +135,7 @@ class Mailbox:
             for place in places:
                 _, place.offset = consumer.get_watermark_offsets(place, timeout=ASK_S)
             consumer.assign(places)
-            self._producer, self._up, self.opened = producer, True, True
+            self._producer, self._up = producer, True
             log.info("writes are possible", raw=self._raw, replies=self._replies)
             self._turn(consumer, producer, admin, identity)
         finally:

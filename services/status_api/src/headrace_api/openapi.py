@@ -181,7 +181,8 @@ def _ok(media: str, schema: dict[str, Any], example: Any) -> dict[str, Any]:
 SINGLE, LIST = (200, 304, 400, 404), (200, 400, 404)
 LINK = {"Link": {"schema": TEXT, "description": '`<...>; rel="next"` if there is another page', "required": False}}
 LOCATION = {"Location": {"schema": TEXT, "description": "path of the entity"}}
-READY = closed_object({"ready": {"type": "boolean"}, "writes": {"type": "boolean"}, "lag": COUNTS})
+BOOLEAN = {"type": "boolean"}
+READY = closed_object({"ready": BOOLEAN, "writes": BOOLEAN, "events": BOOLEAN, "lag": COUNTS})
 STALLED = {
     "description": "the consumer makes no progress",
     "content": {
@@ -291,8 +292,9 @@ PATHS: dict[str, Any] = {
                 _query("root", TEXT, "first segment of the MQTT topics of a gateway")),
     "/healthz": _plain("does everything make progress",
              _ok("application/json", closed_object({"status": TEXT}), {"status": "ok"}) | {"503": STALLED}),
-    "/readyz": _plain("is everything restored; are writes possible now",
-             _ok("application/json", READY, {"ready": True, "writes": True, "lag": {"0": 0}}) | {"503": NOT_READY}),
+    "/readyz": _plain("has the replica caught up; are writes and event streams possible now",
+             _ok("application/json", READY, {"ready": True, "writes": True, "events": True, "lag": {"0": 0}})
+             | {"503": NOT_READY}),
     "/metrics": _plain("Prometheus metrics", _ok("text/plain", TEXT, "headrace_api_ready 1.0\n")),
     "/openapi.json": _plain("this document", _ok("application/json", {"type": "object"}, {"openapi": "3.1.0"})),
 }  # fmt: skip

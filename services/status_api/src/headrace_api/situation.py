@@ -11,7 +11,6 @@ from headrace_api.progress import STALLED_S, Progress
 class Mail(Protocol):
     """What a Mailbox tells."""
 
-    opened: bool
     alive_at: float
 
     def problem(self) -> str: ...
@@ -29,13 +28,14 @@ class Situation:
         """Why writes are not possible now; empty if they are."""
         return self._mail.problem()
 
+    def no_events(self) -> str:
+        """Why there are no event streams now; empty if there are."""
+        return self._events().why_not_ready
+
     @property
     def why_not_ready(self) -> str:
-        """Empty once everything has been complete; a Kafka that is away later does not end that: reads go on."""
-        for progress in (self.progress(), self._events()):
-            if not progress.ready:
-                return progress.why_not_ready
-        return "" if self._mail.opened else self._mail.problem()
+        """Why reads are not answered; empty once the replica has caught up, also when Kafka is away later."""
+        return self.progress().why_not_ready
 
     def trouble(self, now: float) -> str:
         """Why the process is not healthy at `now` (time.monotonic()); empty when it is."""

@@ -33,6 +33,7 @@ METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 FORWARDED = ("content-type", "if-match")
 """Headers that the engine looks at; no other one gets into the log."""
 MOST_OPEN = 1_000
+STARTING_S = 5.0
 SHOWN_S = 2.0
 """How long an answer waits for our replica at most."""
 
@@ -65,6 +66,10 @@ class Mail(Protocol):
         """Why nothing can be sent now; empty if it can."""
         ...
 
+    def starting(self) -> bool:
+        """Whether the process has just begun: what keeps it from sending may be over in a moment."""
+        ...
+
     def correlation(self) -> str:
         """A correlation id that nobody else uses."""
         ...
@@ -90,10 +95,11 @@ class Writer:
         self._seconds = seconds
         self._open = 0
 
-    def check(self, method: str, path: str, headers: Mapping[str, str]) -> routes.Route:
+    async def check(self, method: str, path: str, headers: Mapping[str, str]) -> routes.Route:
         """What a write is for, before its body is read. Raises Refusal."""
         found = routes.route(self._config, Request(method, path))
         bodies.check_head(headers)
+        await patience(self._mail.starting)
         if problem := self._mail.problem():
             raise Refusal("not_ready", problem)
         if self._open >= MOST_OPEN:
@@ -146,6 +152,13 @@ class Writer:
         deadline = time.monotonic() + SHOWN_S
         while not self._contained(reply.partition, reply.offset) and time.monotonic() < deadline:
             await self._moved.wait(min(0.2, SHOWN_S))
+
+
+async def patience(starting: Callable[[], bool]) -> None:
+    """Wait while something is starting, for STARTING_S at most."""
+    deadline = time.monotonic() + STARTING_S
+    while starting() and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
 
 
 def envelope(request: Request, raw: bytes, correlation: str) -> bytes:
