@@ -65,6 +65,17 @@ def test_half_a_body_is_no_write(address: Address, given: Fixture) -> None:
     assert len(given.mail.sent) == 1
 
 
+@pytest.mark.parametrize("head", [POST % 5_000_000, POST.replace(b"json", b"xml") % 5_000_000])
+def test_who_sends_what_is_refused_reads_why(address: Address, given: Fixture, head: bytes) -> None:
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(head + b" " * 5_000_000)
+        assert answer(connection).status in (413, 415)
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(head.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue"))
+        assert answer(connection).status in (413, 415)  # without having sent it
+    assert given.mail.sent == []
+
+
 def test_a_connection_is_used_for_many_requests_in_time(address: Address) -> None:
     with socket.create_connection(address, timeout=60) as connection:
         for _ in range(3):

@@ -113,7 +113,7 @@ async def test_what_is_as_deep_as_may_be_is_read_by_the_stream_processor(api: As
     "headers",
     [{"content_type": "text/plain"}, {"content_type": "application/x-www-form-urlencoded"}, {"content_type": ""},
      {"content_type": "application/json; charset=utf-16"}, {"content_type": JSON, "content_encoding": "gzip"},
-     {"content_type": "application/jsonx"}],
+     {"content_type": "application/jsonx"}, {"origin": "https://example.com"}],
     ids=str,
 )  # fmt: skip
 async def test_a_body_is_json_by_its_type(api: Asker, headers: dict[str, str]) -> None:

@@ -31,6 +31,8 @@ def check_head(headers: Mapping[str, str]) -> None:
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise Refusal("unsupported_media_type", "bodies are not compressed here")
     if "content-type" not in headers:
+        if "origin" in headers:  # a page of another site may send this without being asked whether it may
+            raise Refusal("unsupported_media_type", "a browser has to say that it sends JSON")
         return
     media, _, parameters = headers["content-type"].partition(";")
     media = media.strip().lower()

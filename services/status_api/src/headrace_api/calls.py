@@ -6,6 +6,7 @@ Queries run in threads of their own; the event loop stays free for whoever waits
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ from headrace_core.registration.reasons import Refusal
 log = structlog.get_logger(__name__)
 
 QUERY_THREADS = 4
+DRAINED_BYTES = 8 * 1024 * 1024
 LONGEST_WAIT_S, MOST_WAITING, LOOK_S = 60, 200, 0.5
 
 
@@ -149,6 +151,7 @@ class Calls:
             answer = await self._writer.answer(found, asked, raw)
         except Refusal as refusal:
             answer = with_all_methods(writing.refused(refusal, path))
+            await _drain(request)
         except ClientDisconnect:
             return Response(None, HTTPStatus.BAD_REQUEST)
         resource = found.resource if found else "none"
@@ -223,6 +226,21 @@ async def _body(request: Request) -> bytes:
             raise too_large()
         parts.append(part)
     return b"".join(parts)
+
+
+async def _drain(request: Request) -> None:
+    """Take the rest of a body that is refused: who sends it reads our answer only then.
+
+    Who has asked before sending does not send it; whoever sends far too much is cut off.
+    """
+    if "expect" in request.headers:
+        return
+    left = DRAINED_BYTES
+    with contextlib.suppress(ClientDisconnect, RuntimeError):  # gone, or read to its end already
+        async for part in request.stream():
+            left -= len(part)
+            if left < 0:
+                return
 
 
 def _wait(request: Request) -> int:
