@@ -13,7 +13,7 @@ from headrace.kafka import KafkaServer
 from tests.support.api_process import StatusApi
 from tests.support.streams_worker import StreamsWorker, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(290)]
 
 ENTITIES = "/te/v1/entities"
 

@@ -212,7 +212,7 @@ def test_what_was_acknowledged_survives_kills_of_the_stream_processor(worker: St
     api.start().wait_ready()
     writers = Writers(api, 4)
     try:
-        for _ in range(3):
+        for _ in range(2):
             writers.more(20)
             worker.kill()
             worker.start()
@@ -229,7 +229,7 @@ def test_kills_of_the_api_make_no_write_twice(worker: StreamsWorker, api: Status
     api.start().wait_ready()
     writers = Writers(api, 4)
     try:
-        for _ in range(3):
+        for _ in range(2):
             writers.more(20)
             api.kill()
             api.start().wait_ready()
