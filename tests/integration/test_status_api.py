@@ -173,7 +173,7 @@ def test_it_tells_who_is_registered(worker: StreamsWorker, api: StatusApi) -> No
     }  # fmt: skip
     oven = api.ask("/r0/v1/registrations/line/oven").body
     assert (oven["state"], oven["missing"]) == ("pending", ["line/hall//"])
-    assert api.ask("/r0/v1/entities", "POST").body["reason"] == "method_not_allowed"
+    assert api.ask("/r0/v1/registrations", "POST").body["reason"] == "method_not_allowed"
     assert 'headrace_api_replica_lag{partition="0"}' in api.ask("/metrics").body
     assert api.terminate() == 0
     assert worker.terminate() == 0

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from tests.support.streams_worker import REPOSITORY, free_port, until
 
+NOTHING: Any = object()
+
 
 class Answer(NamedTuple):
     """`headers` by lower-case name; `body` is the JSON value, or text if it is not JSON."""
@@ -21,6 +23,58 @@ class Answer(NamedTuple):
     status: int
     headers: dict[str, str]
     body: Any
+
+
+class Event(NamedTuple):
+    """`data` is the JSON value."""
+
+    kind: str
+    id: str
+    data: Any
+
+
+class EventStream:
+    """A client of server-sent events, as WHATWG HTML 9.2.6 reads them."""
+
+    def __init__(self, port: int, path: str, headers: dict[str, str]) -> None:
+        self.last_id = ""
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._connection.request("GET", path, headers=headers)
+        self.response = self._connection.getresponse()
+        assert self.response.status == 200, self.response.read()
+        assert self.response.headers["content-type"].startswith("text/event-stream")
+
+    def opened(self) -> EventStream:
+        """Wait until the first id is there: what happens from now on comes."""
+        while not self.last_id:
+            self._line()
+        return self
+
+    def next(self) -> Event:
+        """The next event. Raises OSError when none comes for a minute."""
+        kind, data = "message", ""
+        while True:
+            name, value = self._line()
+            if name == "event":
+                kind = value
+            elif name == "data":
+                data += value
+            elif not name and not value and data:
+                return Event(kind, self.last_id, json.loads(data))
+
+    def _line(self) -> tuple[str, str]:
+        line = self.response.readline()
+        if not line:
+            raise EOFError("the stream has ended")
+        name, _, value = line.decode().rstrip("\n").partition(":")
+        value = value.removeprefix(" ")
+        if name == "id":
+            self.last_id = value
+        return (name, value) if name or not value else (":", value)
+
+    def close(self) -> None:
+        self._connection.close()
+        self.response.close()
 
 
 @dataclass
@@ -52,17 +106,25 @@ class StatusApi:
         assert self.process is not None
         return self.process
 
-    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """One request, the path as written. Raises OSError if nobody answers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+    def ask(self, path: str, method: str = "GET", sent: Any = NOTHING, **headers: str) -> Answer:
+        """One request, the path as written, `sent` as JSON. Raises OSError or HTTPException if nobody answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        body = None
+        if sent is not NOTHING:
+            body, names = json.dumps(sent).encode(), {"Content-Type": "application/json"} | names
         try:
-            connection.request(method, path, headers=headers)
+            connection.request(method, path, body, names)
             response = connection.getresponse()
             text, found = response.read(), {k.lower(): v for k, v in response.getheaders()}
         finally:
             connection.close()
         is_json = "json" in found.get("content-type", "")
         return Answer(response.status, found, json.loads(text) if text and is_json else text.decode())
+
+    def events(self, path: str, **headers: str) -> EventStream:
+        """Open an event stream."""
+        return EventStream(self.port, path, {name.replace("_", "-"): value for name, value in headers.items()})
 
     def answers(self) -> bool:
         """Whether it listens."""

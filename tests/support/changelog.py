@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from headrace_api.replica import MARKER_KEY, Change
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.registration.stage import RegistrationStage
-from headrace_core.stage import Record
+from headrace_core.stage import Emission, Record
 from headrace_core.state import MemoryState, Overlay
 
 
@@ -27,12 +27,14 @@ class Owner:
         self.stage = RegistrationStage(config)
         self.state = state or MemoryState()
 
-    def chunk(self, records: Iterable[Record]) -> list[tuple[bytes, bytes | None, int]]:
+    def chunk(
+        self, records: Iterable[Record], emit: Callable[[Emission], None] = lambda _: None
+    ) -> list[tuple[bytes, bytes | None, int]]:
         """Apply one chunk; returns its group: (key, value, source)."""
         overlay = Overlay(self.state)
         last = -1
         for record in records:
-            self.stage.apply(overlay, record, lambda _: None)
+            self.stage.apply(overlay, record, emit)
             last = record.offset
         for key, value in overlay.mutations.items():
             if value is None:

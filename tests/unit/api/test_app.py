@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,15 +16,12 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from headrace_api import app, openapi
-from headrace_api.examples import EXAMPLES, MESSAGES, START_MS, Example
-from headrace_api.metrics import Metrics
+from headrace_api import calls, openapi
+from headrace_api.examples import EXAMPLES, MESSAGES, START_MS, WRITES, Example
 from headrace_api.progress import PartitionProgress, Progress
-from headrace_api.replica import Replica
 from headrace_core.partitioner import partition_of
 from headrace_core.registration import queries
 from headrace_core.registration.routes import ABSENT, Request, Response
-from tests.support.changelog import changes, message
 from tests.support.status_api import PARTITIONS, Fixture, fixture
 
 ROOTS = {"te": "main-dev", "r2": "main-2", "r3": "main-3"}
@@ -37,9 +35,15 @@ class Asker:
         transport = httpx.ASGITransport(given.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://api")
 
-    async def ask(self, path: str, method: str = "GET", **headers: str) -> httpx.Response:
+    async def ask(
+        self, path: str, method: str = "GET", sent: Any = ABSENT, raw: bytes | None = None, **headers: str
+    ) -> httpx.Response:
+        """`sent` goes as JSON, `raw` as it is."""
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await self.client.request(method, httpx.URL("http://api", raw_path=path.encode()), headers=names)
+        if sent is not ABSENT:
+            raw, names = json.dumps(sent).encode(), {"content-type": "application/json"} | names
+        url = httpx.URL("http://api", raw_path=path.encode())
+        return await self.client.request(method, url, headers=names, content=raw)
 
 
 @pytest_asyncio.fixture
@@ -61,23 +65,31 @@ def is_problem(answer: httpx.Response, status: int, reason: str) -> dict[str, An
     return body
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"{e.method} {e.path}")
+@pytest.mark.parametrize("example", EXAMPLES + WRITES, ids=lambda e: f"{e.method} {e.path} {e.name}")
 async def test_the_examples_of_the_document_are_what_is_answered(api: Asker, example: Example) -> None:
-    answer = await api.ask(example.path, example.method)
+    headers = {name.replace("-", "_"): value for name, value in example.headers.items()}
+    answer = await api.ask(example.path, example.method, example.sent, **headers)
     assert answer.status_code == example.status
-    assert answer.json() == example.body
+    assert (answer.json() if answer.content else ABSENT) == example.body
 
 
 def test_examples_fit_their_schemas_and_every_answer_has_one() -> None:
     for path, item in openapi.PATHS.items():
-        for status, response in item["get"]["responses"].items():
-            for media in response.get("content", {}).values():
-                schema = media["schema"] | {"components": openapi.DOCUMENT["components"]}
-                shown = media.get("examples", {})
-                for example in shown.values():
-                    jsonschema.validate(example["value"], schema)
-                if status in ("200", "503"):
-                    assert shown, (path, status)
+        for method, call in item.items():
+            for media in call.get("requestBody", {}).get("content", {}).values():
+                assert fit(media) > 0, (path, method)
+            for status, response in call["responses"].items():
+                for media in response.get("content", {}).values():
+                    if not fit(media):
+                        assert status not in ("200", "201", "503", "504") or path == "/", (path, method, status)
+
+
+def fit(media: dict[str, Any]) -> int:
+    """How many examples there are; each one fits the schema."""
+    schema = media["schema"] | {"components": openapi.DOCUMENT["components"]}
+    for example in media.get("examples", {}).values():
+        jsonschema.validate(example["value"], schema)
+    return len(media.get("examples", {}))
 
 
 PATHS = [
@@ -117,7 +129,6 @@ PATHS = [
     "/r3/v1/registrations",
     "/te%2Fv1/entities",
     "//v1/entities",
-    "/",
     "/v1",
     "/v2/status",
     "/x/v1/entities",
@@ -154,16 +165,32 @@ async def test_pages_follow_the_links(api: Asker) -> None:
     assert seen == ["device/main//", "device/press//", "device/press/service/monitor"]
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"])
-@pytest.mark.parametrize("path", ["/te/v1/entities", "/te/v1/entities/device/press", "/v1/status", "/healthz"])
-async def test_writes_are_refused_by_name(api: Asker, method: str, path: str) -> None:
-    answer = await api.ask(path, method)
-    assert answer.headers["allow"] == "GET, HEAD"
-    is_problem(answer, 405, "method_not_allowed")
+ALLOWED = {
+    "/te/v1/entities": "GET, HEAD, POST, OPTIONS", "/te/v1/entities/device/press": "GET, HEAD, PATCH, DELETE, OPTIONS",
+    "/te/v1/entities/device/press///twin/os": "GET, HEAD, PUT, DELETE, OPTIONS",
+    "/te/v1/entities/device/press///config": "GET, HEAD, OPTIONS", "/te/v1/registrations": "GET, HEAD, OPTIONS",
+    "/te/v1/registrations/device/press": "GET, HEAD, OPTIONS", "/te/v1/registration-events": "GET, HEAD, OPTIONS",
+    "/v1/status": "GET, HEAD, OPTIONS", "/healthz": "GET, HEAD, OPTIONS", "/": "GET, HEAD, OPTIONS",
+}  # fmt: skip
 
 
-async def test_a_write_to_nothing_is_not_found(api: Asker) -> None:
-    is_problem(await api.ask("/te/v1/nothing", "POST"), 404, "not_found")
+@pytest.mark.parametrize("path", ALLOWED)
+async def test_what_is_not_allowed_is_refused_and_what_is_is_named(api: Asker, path: str) -> None:
+    allowed = ALLOWED[path].split(", ")
+    answer = await api.ask(path, "OPTIONS")
+    assert (answer.status_code, answer.headers["allow"], answer.content) == (204, ALLOWED[path], b"")
+    for method in {"POST", "PUT", "PATCH", "DELETE", "TRACE"} - set(allowed):
+        answer = await api.ask(path, method)
+        is_problem(answer, 405, "method_not_allowed")
+        assert answer.headers["allow"] == ALLOWED[path]
+    is_problem(await api.ask(path, "BREW"), 405, "method_not_allowed")
+    assert api.given.mail.sent == []
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE", "OPTIONS", "GET"])
+async def test_nothing_is_not_found(api: Asker, method: str) -> None:
+    is_problem(await api.ask("/te/v1/nothing", method), 404, "not_found")
+    is_problem(await api.ask("/nobody/v1/entities", method), 404, "not_found")
 
 
 async def test_totals_are_those_of_all_partitions(api: Asker) -> None:
@@ -179,7 +206,7 @@ async def test_totals_are_those_of_all_partitions(api: Asker) -> None:
 
 
 async def test_before_the_replica_has_caught_up_nothing_is_told_about_entities(api: Asker) -> None:
-    behind = tuple(replace(p, target=p.target + 5) for p in api.given.progress.partitions)
+    behind = tuple(replace(p, target=p.offset + 5) for p in api.given.progress.partitions)
     api.given.progress = replace(api.given.progress, partitions=behind)
     answer = await api.ask("/te/v1/entities")
     assert answer.headers["retry-after"] == "1"
@@ -198,10 +225,43 @@ async def test_without_kafka_the_reason_is_told(api: Asker) -> None:
 
 
 async def test_ready_and_healthy(api: Asker) -> None:
-    assert (await api.ask("/readyz")).json() == {"ready": True, "lag": {"0": 0, "1": 0, "2": 0}}
+    assert (await api.ask("/readyz")).json() == {
+        "ready": True,
+        "writes": True,
+        "events": True,
+        "lag": {"0": 0, "1": 0, "2": 0},
+    }
     assert (await api.ask("/healthz")).json() == {"status": "ok"}
     api.given.progress = replace(api.given.progress, alive_at=time.monotonic() - 100)
     is_problem(await api.ask("/healthz"), 503, "stalled")
+
+
+async def test_a_part_that_is_stuck_is_not_healthy(api: Asker) -> None:
+    fine = api.given.events_progress
+    api.given.events_progress = replace(fine, alive_at=time.monotonic() - 100)
+    assert "events" in is_problem(await api.ask("/healthz"), 503, "stalled")["detail"]
+    api.given.events_progress, api.given.mail.alive_at = fine, time.monotonic() - 100
+    assert "replies" in is_problem(await api.ask("/healthz"), 503, "stalled")["detail"]
+
+
+async def test_ready_is_the_replica_and_it_is_told_what_else_is_possible(api: Asker) -> None:
+    api.given.mail.closed = "writes are not possible: there is no topic x yet"
+    api.given.events_progress = Progress(reason="there is no topic y yet")
+    answer = await api.ask("/readyz")
+    assert answer.json() == {"ready": True, "writes": False, "events": False, "lag": {"0": 0, "1": 0, "2": 0}}
+    jsonschema.validate(answer.json(), openapi.READY)
+
+
+async def test_who_comes_too_early_waits_a_moment(api: Asker) -> None:
+    fine = api.given.events_progress
+    api.given.mail.starts, api.given.mail.closed, api.given.events_progress = True, "starting", Progress()
+    write = asyncio.create_task(api.ask("/te/v1/entities/device/press", "DELETE"))
+    head = asyncio.create_task(api.ask("/te/v1/registration-events", "HEAD"))
+    await asyncio.sleep(0.1)
+    assert not write.done()
+    assert not head.done()
+    api.given.mail.starts, api.given.mail.closed, api.given.events_progress = False, "", fine
+    assert [(await write).status_code, (await head).status_code] == [200, 200]
 
 
 def test_health_is_progress() -> None:
@@ -224,47 +284,51 @@ async def test_metrics_tell_lag_and_answers(api: Asker) -> None:
 
 
 async def test_a_bug_is_a_problem_document_without_its_words(api: Asker, tmp_path: Path) -> None:
-    for file in tmp_path.iterdir():
+    for file in tmp_path.glob("replica*"):
         file.write_bytes(b"rubbish" * 1000)
     answer = await api.ask("/te/v1/entities")
     assert "rubbish" not in json.dumps(is_problem(answer, 500, "internal"))
 
 
-async def test_a_long_poll_ends_with_the_change(api: Asker, tmp_path: Path) -> None:
+async def test_a_long_poll_ends_with_the_change(api: Asker) -> None:
     path = "/te/v1/registrations/device/press"
     tag = (await api.ask(path)).headers["etag"]
     poll = asyncio.create_task(api.ask(f"{path}?wait=30", if_none_match=tag))
-    await asyncio.sleep(0.3)
+    await until(lambda: open_streams(api) == 1)
     assert not poll.done()
-    number = partition_of(b"te", PARTITIONS)
-    group = api.given.owners[number].chunk([message(99, START_MS + 9_999, "te/device/press//", b"", number)])
-    replica, at = Replica(tmp_path / "replica.db"), api.given.progress.partitions[number].offset
-    replica.begin("log", PARTITIONS, max_offline_s=60)
-    replica.apply([(number, change) for change in changes([group], at)], [(number, at + len(group))])
-    replica.close()
-    parts = list(api.given.progress.partitions)
-    parts[number] = replace(parts[number], offset=at + len(group))
-    api.given.progress = replace(api.given.progress, partitions=tuple(parts))
-    answer = await asyncio.wait_for(poll, 5)
+    api.given.feed(START_MS + 9_999, "te/device/press//", b"")
+    answer = await asyncio.wait_for(poll, 20)
     assert (answer.status_code, answer.json()["state"]) == (200, "removed")
+    assert open_streams(api) == 0
 
 
-async def test_a_change_while_the_first_answer_is_made_ends_a_long_poll() -> None:
-    found = Progress("", "log", (PartitionProgress(1, 1, 1, 1),), True)
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, with a deadline."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
 
-    class Answers:
-        def answer(self, _request: Request, progress: Progress) -> Response:
-            nonlocal found
-            if progress.partitions[0].offset == 2:
-                return Response(200, {}, {"@topic-id": "device/press//"})
-            found = replace(progress, partitions=(PartitionProgress(2, 2, 1, 2),))
-            return Response(304, {}, ABSENT)
 
-    metrics = Metrics(lambda: found)
-    transport = httpx.ASGITransport(app.build(app.Handlers(Answers(), lambda: found, metrics), metrics))
-    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
-        answer = await client.get("/te/v1/registrations/device/press?wait=2", headers={"If-None-Match": "x"})
-    assert answer.status_code == 200
+def open_streams(api: Asker) -> float:
+    found = api.given.metrics.registry.get_sample_value("headrace_api_streams_open")
+    assert found is not None
+    return found
+
+
+async def test_a_change_while_the_first_answer_is_made_ends_a_long_poll(
+    api: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = api.given.progress.partitions
+
+    def answer(_request: Request, progress: Progress) -> Response:
+        if progress.partitions != before:
+            return Response(200, {}, {"@topic-id": "device/press//"})
+        api.given.progress = replace(progress, partitions=(PartitionProgress(2, 2, 1, 2),))
+        return Response(304, {}, ABSENT)
+
+    monkeypatch.setattr(api.given.calls, "_answers", SimpleNamespace(answer=answer))
+    found = await api.ask("/te/v1/registrations/device/press?wait=2", if_none_match="x")
+    assert found.status_code == 200
 
 
 async def test_a_long_poll_without_change_is_not_modified(api: Asker) -> None:
@@ -283,12 +347,14 @@ async def test_a_wrong_wait_is_refused(api: Asker, wait: str) -> None:
 
 
 async def test_too_many_long_polls_are_refused(api: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MOST_WAITING", 1)
+    monkeypatch.setattr(calls, "MOST_WAITING", 1)
     path = "/te/v1/registrations/device/press"
     tag = (await api.ask(path)).headers["etag"]
-    first = asyncio.create_task(api.ask(f"{path}?wait=1", if_none_match=tag))
-    await asyncio.sleep(0.3)
-    is_problem(await api.ask(f"{path}?wait=1", if_none_match=tag), 429, "too_many_streams")
+    first = asyncio.create_task(api.ask(f"{path}?wait=5", if_none_match=tag))
+    await until(lambda: open_streams(api) == 1)
+    is_problem(await api.ask(f"{path}?wait=5", if_none_match=tag), 429, "too_many_streams")
+    is_problem(await api.ask("/te/v1/registration-events"), 429, "too_many_streams")
+    api.given.calls.close()
     assert (await first).status_code == 304
 
 

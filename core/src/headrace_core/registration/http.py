@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from headrace_core.registration import entities, removal, topics
 from headrace_core.registration.effects import Published
@@ -16,6 +17,8 @@ from headrace_core.registration.updates import change, check_parent
 from headrace_core.registration.work import Work, document, open_root, publication
 
 MAX_BODY = 1_048_576
+PLAIN = "/:@!$&'()*,;=~"
+"""What need not be encoded in the path of a URL, beside letters and digits (RFC 3986, 3.3)."""
 
 
 def answer(work: Work, request: Request) -> Response:
@@ -59,8 +62,7 @@ def _post(work: Work, request: Request, found: Route) -> Response:
     entities.register(work, found.root, tid, definition)
     work.store.put(key(b"E", found.root, tid), entities.echoed(_known(work, found.root, tid)))
     _publish(work, found.root, tid)
-    location = f"/{found.root}/v1/entities/{tid}"
-    return Response(201, {"Location": location}, {"@topic-id": tid})
+    return Response(201, {"Location": quote(f"/{found.root}/v1/entities/{tid}", safe=PLAIN)}, {"@topic-id": tid})
 
 
 def _publish(work: Work, root: str, tid: str) -> None:
@@ -121,13 +123,14 @@ def _put_twin(work: Work, request: Request, found: Route) -> Response:
     """Replace all twin data: removals first, in key order (section 12)."""
     root, tid, body = found.root, found.topic_id, request.body
     _known(work, root, tid)
+    _precondition(request, twin_values(work.store, root, tid))
     if body is ABSENT or not (body is None or isinstance(body, dict)):
         raise Refusal("invalid_payload", "not an object")
     wanted = {k: v for k, v in (body or {}).items() if v is not None}
     for name in body or {}:
         topics.check_twin_key(name)
     _replace_twin(work, root, tid, wanted)
-    return Response(204) if body is None else Response(200, {}, wanted)
+    return Response(204) if body is None else Response(200, {"ETag": etag(wanted)}, wanted)
 
 
 def _replace_twin(work: Work, root: str, tid: str, wanted: dict[str, Any]) -> None:
@@ -153,10 +156,11 @@ def _put_twin_key(work: Work, request: Request, found: Route) -> Response:
     root, tid = found.root, found.topic_id
     topics.check_twin_key(found.key)
     _known(work, root, tid)
+    _precondition(request, twin_values(work.store, root, tid).get(found.key, ABSENT))
     if request.body is ABSENT:
         raise Refusal("invalid_payload", "a value is required")
     _write_twin(work, root, tid, found.key, request.body)
-    return Response(204) if request.body is None else Response(200, {}, request.body)
+    return Response(204) if request.body is None else Response(200, {"ETag": etag(request.body)}, request.body)
 
 
 def _delete_twin(work: Work, request: Request, found: Route) -> Response:

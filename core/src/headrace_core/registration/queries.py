@@ -33,8 +33,8 @@ def answer(state: State, config: RegistrationConfig, request: Request) -> Respon
     work = Work(Store(Overlay(state)), config)
     try:
         found = route(config, request)
-        if request.method != "GET":
-            raise Refusal("invalid_payload", "writes go through the log")
+        if request.method != "GET" or found.resource not in _READS:
+            raise Refusal("invalid_payload", "writes go through the log, and events are a stream")
         if found.root:
             open_root(work, found.root)
         return _READS[found.resource](work, request, found)
@@ -198,11 +198,27 @@ def _registration(work: Work, request: Request, found: Route) -> Response:
     return _single(request, shown, etag(stable, weak=True))
 
 
-def _registrations(work: Work, request: Request, found: Route) -> Response:
-    parameters = query(request, ("state", "type", "waiting_for", "min_age_ms", "limit", "cursor"))
-    wanted = parameters["state"].split(",") if "state" in parameters else list(STATES[1:])
+def _states(parameters: dict[str, str], default: tuple[str, ...]) -> list[str]:
+    """The comma list `state`. Raises Refusal `invalid_query`."""
+    wanted = parameters["state"].split(",") if "state" in parameters else list(default)
     if any(state not in STATES for state in wanted):
         raise Refusal("invalid_query", f"state is a list of {', '.join(STATES)}")
+    return wanted
+
+
+def events_asked(request: Request) -> tuple[str | None, frozenset[str]]:
+    """Which status events a stream is asked for (section 13): of one topic id or None for all, and the states.
+
+    Raises Refusal.
+    """
+    parameters = query(request, ("id", "state"))
+    tid = topics.topic_id(parameters["id"]) if "id" in parameters else None
+    return tid, frozenset(_states(parameters, STATES))
+
+
+def _registrations(work: Work, request: Request, found: Route) -> Response:
+    parameters = query(request, ("state", "type", "waiting_for", "min_age_ms", "limit", "cursor"))
+    wanted = _states(parameters, STATES[1:])
     kind = _check_type(parameters)
     parent = topics.topic_id(parameters["waiting_for"]) if "waiting_for" in parameters else None
     age = parameters.get("min_age_ms")

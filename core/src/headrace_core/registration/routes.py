@@ -45,7 +45,8 @@ class Response:
 @dataclass(frozen=True, slots=True)
 class Route:
     """What a path names. `resource`: `entities`, `entity`, `twin`, `twin-key`, `config`, `config-key`,
-    `registrations`, `registration`, `status`. `encoded`: the id or key holds an encoded slash or is not UTF-8."""
+    `registrations`, `registration`, `events`, `status`.
+    `encoded`: the id or key holds an encoded slash or is not UTF-8."""
 
     resource: str
     root: str = ""
@@ -61,6 +62,7 @@ class Route:
         return topics.topic_id("/".join(self.segments))
 
 
+COLLECTIONS = {"entities": "entities", "registrations": "registrations", "registration-events": "events"}
 METHODS = {
     "entities": ("GET", "POST"),
     "entity": ("GET", "PATCH", "DELETE"),
@@ -70,6 +72,7 @@ METHODS = {
     "config-key": ("GET",),
     "registrations": ("GET",),
     "registration": ("GET",),
+    "events": ("GET",),
     "status": ("GET",),
 }
 
@@ -94,13 +97,15 @@ def _find(config: RegistrationConfig, path: str) -> Route:
     if path == "/v1/status":
         return Route("status")
     raw = path.split("/")
-    if len(raw) < 4 or raw[0] or raw[2] != "v1" or raw[3] not in ("entities", "registrations"):
+    if len(raw) < 4 or raw[0] or raw[2] != "v1" or raw[3] not in COLLECTIONS:
         raise Refusal("not_found", "no such resource")
     root, (rest, encoded) = _decode([raw[1]])[0][0], _decode(raw[4:])
     if root not in config.roots:
         raise Refusal("not_found", "no such root")
     if not rest or rest == [""]:
-        return Route(raw[3], root)
+        return Route(COLLECTIONS[raw[3]], root)
+    if raw[3] == "registration-events":
+        raise Refusal("not_found", "events are those of a root; choose with ?id=")
     if raw[3] == "registrations":
         return Route("registration", root, tuple(rest), encoded=encoded)
     if len(rest) <= 4:

@@ -17,12 +17,17 @@ import structlog
 import uvicorn
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
+from starlette.types import ASGIApp
 
-from headrace_api import app, follower, logs, replica
+from headrace_api import app, events, follower, logs, mailbox, replica
+from headrace_api.calls import Calls, Source
 from headrace_api.metrics import Metrics
-from headrace_api.protocol import ProblemProtocol
+from headrace_api.protocol import TimedProtocol
 from headrace_api.reading import Reader
 from headrace_api.settings import Settings
+from headrace_api.situation import Situation
+from headrace_api.wakeup import Wakeup
+from headrace_api.writing import Writer
 from headrace_core.errors import ConfigError
 
 log = structlog.get_logger("headrace_api")
@@ -32,6 +37,7 @@ STOP_S = 10
 RECURSION = 20_000
 """Whatever nesting the stream processor could read, this process can write."""
 CHANGELOG = "registration.changelog"
+REGISTRATIONS = "registrations"
 COUNTERS_CHANGELOG = "batching.changelog"
 
 
@@ -43,35 +49,73 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(
-    settings: Settings, follow: follower.Follower, counters: follower.Follower, listener: socket.socket
-) -> list[BaseException]:
-    """Answer until a signal, or until a follower fails; returns its error. Ready is who follows registration."""
-    reader = Reader(settings.database, settings.registration_config(), settings.counters)
-    metrics = Metrics(lambda: follow.progress)
-    handlers = app.Handlers(reader, lambda: follow.progress, metrics)
+class Parts:
+    """Everything that runs beside the event loop: followers of three topics, and the mailbox."""
+
+    def __init__(self, settings: Settings) -> None:
+        config, kafka, prefix = settings.registration_config(), settings.kafka, settings.prefix
+        self.config = config
+        self.moved, self.told = Wakeup(), Wakeup()
+        store = replica.Replica(settings.database)
+        self.replica = follower.Follower(store, kafka, prefix + CHANGELOG, follower.change, moved=self.moved.notify)
+        counts = replica.Replica(settings.counters, replica.BATCHING)
+        self.counters = follower.Follower(counts, kafka, prefix + COUNTERS_CHANGELOG, follower.change)
+        log_of_events = events.EventLog(settings.events)
+        self.events = follower.Follower(
+            log_of_events, kafka, prefix + REGISTRATIONS, events.told, moved=self.told.notify
+        )  # fmt: skip
+        self.mailbox = mailbox.Mailbox(kafka, prefix, lambda whose: self.metrics.replies.labels(whose).inc())
+        self.metrics = Metrics(
+            lambda: self.replica.progress, lambda: self.events.progress, lambda: not self.mailbox.problem()
+        )  # fmt: skip
+
+    @property
+    def all(self) -> tuple[follower.Runs, ...]:
+        """What runs in a thread each."""
+        return self.replica, self.counters, self.events, self.mailbox
+
+
+def application(settings: Settings, parts: Parts) -> tuple[ASGIApp, Calls]:
+    """The HTTP application over the parts."""
+    reader = Reader(settings.database, parts.config, settings.counters)
+    writer = Writer(
+        parts.config, parts.mailbox, lambda: parts.replica.progress, parts.moved, parts.metrics,
+        seconds=settings.write_wait_s,
+    )  # fmt: skip
+    source = Source(events.Events(settings.events), parts.told, lambda: parts.events.progress)
+    calls = Calls(
+        parts.config, reader, lambda: parts.replica.progress, parts.moved, writer, source, parts.metrics
+    )  # fmt: skip
+    situation = Situation(lambda: parts.replica.progress, lambda: parts.events.progress, parts.mailbox)
+    return app.build(app.Handlers(calls, reader, situation, parts.metrics), parts.metrics), calls
+
+
+async def serve(settings: Settings, parts: Parts, listener: socket.socket) -> list[BaseException]:
+    """Answer until a signal, or until a part fails; returns its error."""
+    asgi, calls = application(settings, parts)
     server = Server(
         uvicorn.Config(
-            app.build(handlers, metrics), http=ProblemProtocol, ws="none", lifespan="off", access_log=False,
-            log_config=None, server_header=False, timeout_graceful_shutdown=STOP_S,
+            asgi, http=TimedProtocol, ws="none", lifespan="off", access_log=False, log_config=None,
+            server_header=False, timeout_graceful_shutdown=STOP_S,
         )
     )  # fmt: skip
     errors: list[BaseException] = []
 
     def failed(error: BaseException) -> None:
         errors.append(error)
-        stop()
+        loop.call_soon_threadsafe(stop)
 
     def stop() -> None:
         log.info("stopping")
-        handlers.close()
+        calls.close()
         server.should_exit = True
 
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    threads = [follower.start(one, failed) for one in (follow, counters)]
+        loop.add_signal_handler(number, stop)
+    threads = [follower.start(one, failed) for one in parts.all]
     await server.serve([listener])
-    for one in (follow, counters):
+    for one in parts.all:
         one.stop()
     for thread in threads:
         await asyncio.to_thread(thread.join, STOP_S)
@@ -83,15 +127,12 @@ def run(settings: Settings) -> None:
     settings.registration_config()
     family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
     with socket.create_server((settings.http_host, settings.http_port), family=family, backlog=512) as listener:
-        store = replica.Replica(settings.database)
-        follow = follower.Follower(store, settings.kafka, settings.prefix + CHANGELOG)
-        counts = replica.Replica(settings.counters, replica.BATCHING)
-        counters = follower.Follower(counts, settings.kafka, settings.prefix + COUNTERS_CHANGELOG)
+        parts = Parts(settings)
         log.info("started", kafka=settings.kafka, prefix=settings.prefix, http=list(listener.getsockname()[:2]))
-        errors = asyncio.run(serve(settings, follow, counters, listener))
+        errors = asyncio.run(serve(settings, parts, listener))
     if errors:
         if isinstance(errors[0], sqlite3.DatabaseError) and not isinstance(errors[0], sqlite3.OperationalError):
-            for path in (settings.database, settings.counters):  # damaged: the next start builds them anew
+            for path in (settings.database, settings.counters, settings.events):  # damaged: the next start builds anew
                 replica.delete(path)
         raise errors[0]
     log.info("stopped")

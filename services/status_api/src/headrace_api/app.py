@@ -1,20 +1,15 @@
-"""The HTTP side: raw ASGI requests to values, values to answers. Decides nothing and sees no client library.
+"""The HTTP application: raw ASGI requests to handlers. Decides nothing and sees no client library.
 
 Paths are matched undecoded: `RawPath` puts the path as sent where the framework expects a decoded one, so an encoded
-slash stays within its segment (registration.md 12). Queries run in threads of their own; the loop stays free for
-/healthz. Every answer that is not a success is a problem document.
+slash stays within its segment (registration.md 12). Every answer that is not a success is a problem document.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import structlog
 from fastapi import FastAPI
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
@@ -22,35 +17,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace_api import openapi, problems
+from headrace_api import openapi, page, problems
+from headrace_api.calls import Answers, Calls, respond
+from headrace_api.encoding import Encoded, compressed
 from headrace_api.metrics import Metrics
-from headrace_api.progress import PartitionProgress, Progress
-from headrace_core.registration import routes
+from headrace_api.situation import Situation
 from headrace_core.registration.message import write_json
-from headrace_core.registration.routes import ABSENT
+from headrace_core.registration.reasons import Refusal
 
-log = structlog.get_logger(__name__)
-
-QUERY_THREADS = 4
-LONGEST_WAIT_S, MOST_WAITING, LOOK_S = 60, 200, 0.1
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
+READS = ["GET", "HEAD"]
 PLAIN = frozenset(range(0x21, 0x7F)) - frozenset(b'"<>\\^`{|}')
 KNOWN_METHODS = frozenset(METHODS)
-
-
-class Answers(Protocol):
-    """What answers reads; in service a Reader on the replica."""
-
-    def answer(self, request: routes.Request, progress: Progress, /) -> routes.Response: ...
-
-
-class Encoded(NamedTuple):
-    """An answer as bytes; `media` and `body` None: there is no body."""
-
-    status: int
-    headers: dict[str, str]
-    media: str | None
-    body: bytes | None
+DOCUMENT = write_json(openapi.DOCUMENT)
 
 
 class RawPath:
@@ -75,126 +54,84 @@ def encoded(raw: bytes) -> str:
 
 
 class Handlers:
-    """All handlers; `progress` gives how far the replica is now."""
+    """What is beside the calls: health, metrics, the document and the page."""
 
-    def __init__(self, answers: Answers, progress: Callable[[], Progress], metrics: Metrics) -> None:
+    def __init__(self, calls: Calls, answers: Answers, situation: Situation, metrics: Metrics) -> None:
+        self.calls = calls
         self._answers = answers
-        self._progress = progress
+        self._situation = situation
         self._metrics = metrics
-        self._threads = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="query")
-        self._waiting = 0
-        self.closing = False
-
-    async def query(self, request: Request) -> Response:
-        """Everything of registration.md 12 and 13, and everything that is not there."""
-        path = request.scope["path"]
-        text = request.scope["query_string"].decode()
-        method = "GET" if request.method == "HEAD" else request.method
-        asked = routes.Request(method, f"{path}?{text}" if text else path, _headers(request))
-        try:
-            seconds = _wait(request)
-        except ValueError:
-            return problems.problem(400, "invalid_query", f"wait is 0 to {LONGEST_WAIT_S} seconds", path)
-        seen = self._progress().partitions  # before the answer: what comes while it is made must wake the poll
-        answer = await self._ask(asked)
-        if answer.status == HTTPStatus.NOT_MODIFIED and seconds:
-            if self._waiting >= MOST_WAITING:
-                return problems.problem(429, "too_many_streams", f"{MOST_WAITING} are waiting", path)
-            answer = await self._long_poll(request, asked, answer, seconds, seen)
-        return Response(answer.body, answer.status, answer.headers, answer.media)
-
-    async def _ask(self, asked: routes.Request) -> Encoded:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._answer, asked, self._progress())
-
-    def _answer(self, asked: routes.Request, progress: Progress) -> Encoded:
-        """In a thread: a page of documents takes milliseconds to encode, too."""
-        answer = self._answers.answer(asked, progress)
-        headers = dict(answer.headers)
-        media = headers.pop("Content-Type", "application/json")
-        if answer.body is ABSENT:
-            return Encoded(answer.status, headers, None, None)
-        return Encoded(answer.status, headers, media, write_json(answer.body))
-
-    async def _long_poll(
-        self, request: Request, asked: routes.Request, answer: Encoded, seconds: int,
-        seen: tuple[PartitionProgress, ...],
-    ) -> Encoded:  # fmt: skip
-        """Ask again whenever the replica has moved, until the tag differs (registration.md 13)."""
-        deadline = time.monotonic() + seconds
-        self._waiting += 1
-        try:
-            while answer.status == HTTPStatus.NOT_MODIFIED and time.monotonic() < deadline and not self.closing:
-                await asyncio.sleep(LOOK_S)
-                if await request.is_disconnected():
-                    break
-                if self._progress().partitions != seen:
-                    seen = self._progress().partitions
-                    answer = await self._ask(asked)
-        finally:
-            self._waiting -= 1
-        return answer
 
     async def healthz(self, request: Request) -> Response:
-        """200 while the consumer makes progress."""
-        trouble = self._progress().trouble(time.monotonic())
+        """200 while everything that runs in threads makes progress."""
+        trouble = self._situation.trouble(time.monotonic())
         if trouble:
             return problems.problem(503, "stalled", trouble, request.scope["path"])
         return _json({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        """200 after the replica has caught up with the ends it saw at start."""
-        now = self._progress()
-        lag = {str(n): p.lag for n, p in enumerate(now.partitions)}
+        """200 after the replica has caught up with the ends at start; writes and events may come a little later."""
+        now = self._situation.progress()
+        more = {
+            "writes": not self._situation.no_writes(), "events": not self._situation.no_events(),
+            "lag": {str(n): p.lag for n, p in enumerate(now.partitions)},
+        }  # fmt: skip
         if now.ready:
-            return _json({"ready": True, "lag": lag})
-        return problems.not_ready(now.why_not_ready, request.scope["path"], ready=False, lag=lag)
+            return _json({"ready": True} | more)
+        return problems.not_ready(now.why_not_ready, request.scope["path"], ready=False, **more)
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
-        return Response(generate_latest(self._metrics.registry), 200, None, "text/plain; version=0.0.4; charset=utf-8")
+        media = "text/plain; version=0.0.4; charset=utf-8"
+        return await self._sent(request, Encoded(200, NO_STORE, media, generate_latest(self._metrics.registry)))
 
-    async def document(self, _request: Request) -> Response:
+    async def document(self, request: Request) -> Response:
         """The OpenAPI document."""
-        return _json(openapi.DOCUMENT)
+        return await self._sent(request, Encoded(200, NO_CACHE, "application/json", DOCUMENT))
 
-    def close(self) -> None:
-        """End long polls soon."""
-        self.closing = True
+    async def page(self, request: Request) -> Response:
+        """Who is registered and who is not, for people."""
+        text = request.scope["query_string"].decode()
+        loop = asyncio.get_running_loop()
+        progress, reason = self._situation.progress(), self._situation.why_not_ready
+        try:
+            html = await loop.run_in_executor(
+                self.calls.threads, page.page, lambda asked: self._answers.answer(asked, progress), text, reason
+            )
+        except Refusal as refusal:
+            return problems.problem(404, refusal.reason, refusal.detail, "/")
+        return await self._sent(request, Encoded(200, page.HEADERS, page.MEDIA_TYPE, html.encode()))
+
+    async def _sent(self, request: Request, answer: Encoded) -> Response:
+        accept = request.headers.get("accept-encoding", "")
+        return respond(await asyncio.to_thread(compressed, answer, accept))
 
 
-def _wait(request: Request) -> int:
-    """Seconds of a long poll, 0 if there is none. Raises ValueError."""
-    text = request.query_params.get("wait", "") if "/v1/registrations/" in request.scope["path"] else ""
-    if text and not (text.isascii() and text.isdigit() and len(text) <= 2 and int(text) <= LONGEST_WAIT_S):
-        raise ValueError("wait")
-    return int(text or 0)
-
-
-def _headers(request: Request) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in request.headers.items():
-        found[name] = f"{found[name]}, {value}" if name in found else value
-    return found
+NO_STORE, NO_CACHE = {"Cache-Control": "no-store"}, {"Cache-Control": "no-cache"}
 
 
 def _json(body: Any, status: int = 200) -> Response:
-    return Response(write_json(body), status, None, "application/json")
+    return Response(write_json(body), status, NO_STORE, "application/json")
 
 
 def build(handlers: Handlers, metrics: Metrics) -> ASGIApp:
     """The application."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     for path, handler in {
-        "/healthz": handlers.healthz, "/readyz": handlers.readyz, "/metrics": handlers.metrics,
+        "/": handlers.page, "/healthz": handlers.healthz, "/readyz": handlers.readyz, "/metrics": handlers.metrics,
         "/openapi.json": handlers.document,
     }.items():  # fmt: skip
-        app.add_route(path, handler, ["GET", "HEAD"])
-        app.add_route(path, _not_allowed, [m for m in METHODS if m not in ("GET", "HEAD")])
-    app.add_route("/{anything:path}", handlers.query, METHODS)
+        app.add_route(path, handler, READS)
+        app.add_route(path, _options, ["OPTIONS"])
+        app.add_route(path, _not_allowed, [m for m in METHODS if m not in (*READS, "OPTIONS")])
+    app.add_route("/{anything:path}", handlers.calls.call, METHODS)
     app.add_exception_handler(HTTPException, problems.of_framework)
     app.add_exception_handler(Exception, problems.of_bug)
     return Counted(RawPath(app), metrics)
+
+
+async def _options(_request: Request) -> Response:
+    return Response(None, 204, {"Allow": problems.READS})
 
 
 async def _not_allowed(_request: Request) -> Response:

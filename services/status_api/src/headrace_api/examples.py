@@ -5,9 +5,11 @@ They are what the service answers after the messages of `MESSAGES`; a test sends
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from headrace_api import problems
+from headrace_core.registration.routes import ABSENT
 
 START_MS = 1_760_000_000_000
 
@@ -46,7 +48,7 @@ NOTHING_STATUS = {"@topic-id": "device/nobody//", "root": "te", "state": "unknow
 
 
 class Example(NamedTuple):
-    """`template` is the path of the OpenAPI document that `path` is of; `body` None: no body."""
+    """`template` is the path of the OpenAPI document that `path` is of; ABSENT: no body in the answer, or `sent`."""
 
     template: str
     name: str
@@ -54,6 +56,8 @@ class Example(NamedTuple):
     status: int
     body: Any
     method: str = "GET"
+    sent: Any = ABSENT
+    headers: Mapping[str, str] = {}
 
 
 def _problem(status: int, reason: str, detail: str, path: str) -> dict[str, Any]:
@@ -77,8 +81,6 @@ EXAMPLES: tuple[Example, ...] = (
             _problem(400, "invalid_query", "limit is 1 to 1000", "/te/v1/entities")),
     Example(ENTITIES, "no_root", "/nowhere/v1/entities", 404,
             _problem(404, "not_found", "no such root", "/nowhere/v1/entities")),
-    Example(ENTITIES, "write", "/te/v1/entities", 405,
-            _problem(405, "method_not_allowed", problems.WRITES_COME_LATER, "/te/v1/entities"), "POST"),
     Example(ENTITY, "device", "/te/v1/entities/device/press", 200, PRESS),
     Example(ENTITY, "nobody", "/te/v1/entities/device/nobody", 404,
             _problem(404, "not_found", NOT_REGISTERED, "/te/v1/entities/device/nobody")),
@@ -116,4 +118,53 @@ EXAMPLES: tuple[Example, ...] = (
             _problem(400, "invalid_query", "wait is 0 to 60 seconds", "/te/v1/registrations/device/press")),
     Example(REGISTRATION, "bad_id", "/te/v1/registrations/device/%23", 400,
             _problem(400, "invalid_topic_id", "contains +, # or NUL", "/te/v1/registrations/device/%23")),
+)  # fmt: skip
+
+SAW = {"@topic-id": "device/saw//", "@type": "child-device", "name": "Saw 2"}
+TWIN, TWIN_KEY = FULL + "/twin", FULL + "/twin/{key}"
+OS = {"family": "linux", "version": 7}
+
+WRITES: tuple[Example, ...] = (
+    Example(ENTITIES, "registered", "/te/v1/entities", 201, {"@topic-id": "device/saw//"}, "POST", SAW),
+    Example(ENTITIES, "no_parent", "/te/v1/entities", 400,
+            _problem(400, "no_parent", "line/hall// is not registered", "/te/v1/entities"), "POST",
+            {"@topic-id": "line/oven//", "@type": "child-device", "@parent": "line/hall//"}),
+    Example(ENTITIES, "exists", "/te/v1/entities", 409,
+            _problem(409, "exists", "device/press// is registered", "/te/v1/entities"), "POST",
+            {"@topic-id": "device/press"}),
+    Example(ENTITIES, "no_topic_id", "/te/v1/entities", 422,
+            _problem(422, "missing_topic_id", "@topic-id is required", "/te/v1/entities"), "POST", {"name": "?"}),
+    Example(ENTITIES, "form", "/te/v1/entities", 415,
+            _problem(415, "unsupported_media_type", "text/plain is not JSON", "/te/v1/entities"), "POST", SAW,
+            {"content-type": "text/plain"}),
+    Example(ENTITY, "moved", "/te/v1/entities/device/press", 200, PRESS | {"@health": "device/press/service/monitor"},
+            "PATCH", {"@health": "device/press/service/monitor"}),
+    Example(FULL, "moved", "/te/v1/entities/device/press//", 200, PRESS | {"@health": "device/press/service/monitor"},
+            "PATCH", {"@health": "device/press/service/monitor"}),
+    Example(FULL, "removed", "/te/v1/entities/device/press/service/monitor", 200, [MONITOR], "DELETE"),
+    Example(ENTITY, "unknown_field", "/te/v1/entities/device/press", 400,
+            _problem(400, "unknown_field", "'name' cannot be changed", "/te/v1/entities/device/press"), "PATCH",
+            {"name": "Press 8"}),
+    Example(ENTITY, "nobody", "/te/v1/entities/device/nobody", 404,
+            _problem(404, "not_found", NOT_REGISTERED, "/te/v1/entities/device/nobody"), "PATCH", {}),
+    Example(ENTITY, "other_version", "/te/v1/entities/device/press", 412,
+            _problem(412, "precondition_failed", "If-Match names another version", "/te/v1/entities/device/press"),
+            "PATCH", {}, {"if-match": '"0123"'}),
+    Example(ENTITY, "removed", "/te/v1/entities/device/press", 200, [PRESS, MONITOR], "DELETE"),
+    Example(ENTITY, "pending", "/te/v1/entities/line/oven", 204, ABSENT, "DELETE"),
+    Example(ENTITY, "main", "/te/v1/entities/device/main", 400,
+            _problem(400, "main_protected", "the main device cannot be removed", "/te/v1/entities/device/main"),
+            "DELETE"),
+    Example(TWIN, "replaced", "/te/v1/entities/device/press///twin", 200, {"os": OS}, "PUT", {"os": OS}),
+    Example(TWIN, "bad_key", "/te/v1/entities/device/press///twin", 400,
+            _problem(400, "invalid_twin_key", "'@os' cannot be a twin key", "/te/v1/entities/device/press///twin"),
+            "PUT", {"@os": 1}),
+    Example(TWIN, "removed", "/te/v1/entities/device/press///twin", 204, ABSENT, "DELETE"),
+    Example(TWIN_KEY, "changed", "/te/v1/entities/device/press///twin/os", 200, OS, "PUT", OS),
+    Example(TWIN_KEY, "null", "/te/v1/entities/device/press///twin/os", 204, ABSENT, "PUT", None),
+    Example(TWIN_KEY, "no_value", "/te/v1/entities/device/press///twin/os", 400,
+            _problem(400, "invalid_payload", "a value is required", "/te/v1/entities/device/press///twin/os"), "PUT"),
+    Example(TWIN_KEY, "nobody", "/te/v1/entities/device/nobody///twin/os", 404,
+            _problem(404, "not_found", NOT_REGISTERED, "/te/v1/entities/device/nobody///twin/os"), "PUT", 1),
+    Example(TWIN_KEY, "removed", "/te/v1/entities/device/press///twin/os", 204, ABSENT, "DELETE"),
 )  # fmt: skip

@@ -12,16 +12,17 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from headrace_api.progress import PartitionProgress, Progress
-from headrace_api.replica import Change, Counts, Replica
+from headrace_api.progress import STARTING, PartitionProgress, Progress
+from headrace_api.replica import Change, Counts, Position
 
 log = structlog.get_logger(__name__)
 
@@ -47,17 +48,53 @@ class Unreachable(NotThere):
     """No broker answers; whether the topic is there is not known."""
 
 
-class Follower:
+C = TypeVar("C", contravariant=True)
+
+
+class Placed(Protocol):
+    """Where a partition stands; a Partition of a Replica."""
+
+    @property
+    def position(self) -> Position: ...
+
+
+class Sink(Protocol[C]):
+    """What a topic is followed into: a Replica, or what keeps places as it does."""
+
+    path: Path
+    counts: Counts
+
+    @property
+    def partitions(self) -> Mapping[int, Placed]: ...
+
+    def begin(self, identity: str, partitions: int, *, max_offline_s: int) -> bool: ...
+
+    def apply(self, records: Iterable[tuple[int, C]], ends: Iterable[tuple[int, int]] = ()) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def synced(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Follower(Generic[C]):
     """`run` in a thread until `stop`. `progress` may be read by any thread."""
 
-    def __init__(self, replica: Replica, kafka: str, topic: str) -> None:
+    def __init__(
+        self, replica: Sink[C], kafka: str, topic: str, read: Callable[[Any], C], *,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`read` makes what `replica` takes from a Kafka message; `moved` is told of every new `progress`."""
         self.progress = Progress(topic=topic)
+        self._read = read
+        self._moved = moved
         self._replica = replica
         self._topic = topic
         self._base = {"bootstrap.servers": kafka, "log_level": 0, "topic.metadata.refresh.interval.ms": 30_000}
         self._stopping = threading.Event()
         self._up = False
-        self._reason = "starting"
+        self._reason = STARTING
         self._moved_at = time.monotonic()
         self._targets: dict[int, int] = {}
         self._ends: dict[int, int] = {}
@@ -134,13 +171,13 @@ class Follower:
 
     def _take(self, consumer: Consumer) -> None:
         """One poll and one transaction."""
-        records: list[tuple[int, Change]] = []
+        records: list[tuple[int, C]] = []
         ends: dict[int, int] = {}
         for message in consumer.consume(TAKE, timeout=POLL_S):
             number, error = message.partition(), message.error()
             if error is None:
                 ends.pop(number, None)
-                records.append((number, change(message)))
+                records.append((number, self._read(message)))
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends[number] = message.offset()
             elif error.code() in LOST:
@@ -176,8 +213,10 @@ class Follower:
         )
         names = (f.name for f in fields(Counts))
         counts = tuple(zip(names, astuple(self._replica.counts), strict=True))
-        now = time.monotonic()
+        now, before = time.monotonic(), self.progress.partitions
         self.progress = Progress(self._reason, self._topic, shown, self._up, now, self._moved_at, counts)
+        if shown != before:
+            self._moved()
 
     def _statistics(self, text: str) -> None:
         up = any(broker["state"] == "UP" for broker in json.loads(text)["brokers"].values())
@@ -211,7 +250,15 @@ def describe(admin: AdminClient, topic: str) -> tuple[str, int]:
     return f"{listed.cluster_id} {topic} {answer.topic_id}", len(answer.partitions)
 
 
-def start(follower: Follower, failed: Callable[[BaseException], None]) -> threading.Thread:
+class Runs(Protocol):
+    """What runs in a thread of its own."""
+
+    def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def start(follower: Runs, failed: Callable[[BaseException], None]) -> threading.Thread:
     """Run in a thread; `failed` is told what ended it."""
 
     def body() -> None:

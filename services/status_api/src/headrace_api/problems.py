@@ -15,10 +15,11 @@ from headrace_core.registration.message import write_json
 MEDIA_TYPE = "application/problem+json"
 REASONS = {
     400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 413: "too_large",
-    415: "unsupported_media_type", 422: "invalid_request", 500: "internal", 503: "not_ready",
+    408: "timeout", 415: "unsupported_media_type", 422: "invalid_request", 500: "internal", 503: "not_ready",
 }  # fmt: skip
-READS = "GET, HEAD"
-WRITES_COME_LATER = "this version only reads over HTTP; register and change entities by MQTT messages"
+READS = "GET, HEAD, OPTIONS"
+RETRY_S = "1"
+"""Retry-After of 503."""
 
 
 def document(status: int, reason: str, detail: str, instance: str) -> dict[str, Any]:
@@ -38,12 +39,12 @@ def problem(
 ) -> Response:
     """An answer with a problem document; `more` are extension members."""
     body = document(status, reason, detail, instance) | more
-    return Response(write_json(body), status, dict(headers or {}), MEDIA_TYPE)
+    return Response(write_json(body), status, {"Cache-Control": "no-store"} | dict(headers or {}), MEDIA_TYPE)
 
 
 def not_ready(detail: str, instance: str, **more: Any) -> Response:
     """503: the replica is not restored."""
-    return problem(503, "not_ready", detail, instance, headers={"Retry-After": "1"}, **more)
+    return problem(503, "not_ready", detail, instance, headers={"Retry-After": RETRY_S}, **more)
 
 
 async def of_framework(request: Request, error: Exception) -> Response:

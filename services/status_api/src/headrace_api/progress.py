@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 STALLED_S = 60.0
+STARTING = "starting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class PartitionProgress:
 class Progress:
     """`reason` says why the replica is not ready. Times are of time.monotonic()."""
 
-    reason: str = "starting"
+    reason: str = STARTING
     topic: str = ""
     partitions: tuple[PartitionProgress, ...] = ()
     kafka_up: bool = False
@@ -42,6 +43,11 @@ class Progress:
     def ready(self) -> bool:
         """Caught up with the ends that the partitions had at start."""
         return bool(self.partitions) and all(p.offset >= p.target for p in self.partitions)
+
+    @property
+    def starting(self) -> bool:
+        """Not ready, but nothing stands in the way."""
+        return not self.ready and (bool(self.partitions) or self.reason == STARTING)
 
     @property
     def why_not_ready(self) -> str:

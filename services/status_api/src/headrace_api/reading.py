@@ -45,13 +45,11 @@ class Reader:
         self._local = threading.local()
 
     def answer(self, request: Request, progress: Progress) -> Response:
-        """Answer a request of registration.md 12 or 13. Writes get 405, everything before the first catch-up 503."""
+        """Answer a GET of registration.md 12 or 13; everything before the first catch-up 503."""
         try:
-            found = routes.route(self._config, Request("GET", request.path))
+            found = routes.route(self._config, request)
         except Refusal as refusal:
             return routes.problem(refusal, request.path)
-        if request.method != "GET":
-            return _read_only(request.path)
         if found.resource == "status":
             return self._status(request, progress)
         with self._snapshot() as db:
@@ -124,9 +122,4 @@ def _caught_up(db: sqlite3.Connection, progress: Progress) -> bool:
 
 def _not_ready(progress: Progress, path: str) -> Response:
     body = problems.document(503, "not_ready", progress.why_not_ready, path.partition("?")[0])
-    return Response(503, {"Content-Type": problems.MEDIA_TYPE, "Retry-After": "1"}, body)
-
-
-def _read_only(path: str) -> Response:
-    body = problems.document(405, "method_not_allowed", problems.WRITES_COME_LATER, path.partition("?")[0])
-    return Response(405, {"Content-Type": problems.MEDIA_TYPE, "Allow": problems.READS}, body)
+    return Response(503, {"Content-Type": problems.MEDIA_TYPE, "Retry-After": problems.RETRY_S}, body)

@@ -31,6 +31,9 @@ class Settings(BaseSettings):
     registration: dict[str, object] = {}
     """Settings of `registration.md` 2: the same as the stream processor's."""
 
+    write_wait_s: float = Field(default=10.0, gt=0, le=60)
+    """How long a write waits for its answer before it is answered 504, in seconds (`registration.md` 11)."""
+
     @property
     def database(self) -> Path:
         """The file of the replica."""
@@ -40,6 +43,11 @@ class Settings(BaseSettings):
     def counters(self) -> Path:
         """The file of the batching stage's counters."""
         return self.data_dir / "batching.db"
+
+    @property
+    def events(self) -> Path:
+        """The file of the events."""
+        return self.data_dir / "events.db"
 
     def registration_config(self) -> RegistrationConfig:
         """What the engine is configured with. Raises ConfigError, which names the setting."""
