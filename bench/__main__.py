@@ -1,4 +1,4 @@
-"""`python -m bench engines [--json] [--quick] [--plot FILE]`: figures of the engines.
+"""`python -m bench engines|capacity [--json] [--quick] [--plot FILE]`: figures of the engines, of a shared capacity.
 
 With `--json` the last line is one JSON object with all of them.
 """
@@ -18,6 +18,7 @@ from bench.engines import batching, capacity, curves, packing, registration
 from bench.engines.measure import Figure
 
 PLOT = Path("docs/bench/engines.png")
+CAPACITY_PLOT = Path("docs/bench/capacity.png")
 FLAT = "flat"
 
 
@@ -74,6 +75,22 @@ def _shown(figures: list[Figure]) -> list[Figure]:
     return figures
 
 
+def capacity_figures(*, as_json: bool, quick: bool, plot: Path | None) -> int:
+    """As `engines`; wall time, as it is about waiting."""
+    from bench.capacity import figures
+    from bench.capacity import plot as pictures
+
+    started = time.monotonic()
+    found = _shown(figures.figures(quick=quick))
+    if plot is not None:
+        found += _shown(pictures.picture(plot))
+        print(f"picture: {plot}")
+    if as_json:
+        whole = document(found, quick=quick, seconds=time.monotonic() - started)
+        print(json.dumps(whole | {"bench": "capacity", "clock": "wall time (time.monotonic)"}))
+    return 0
+
+
 def document(figures: list[Figure], *, quick: bool, seconds: float) -> dict[str, object]:
     """All figures as one object."""
     return {
@@ -92,13 +109,16 @@ def document(figures: list[Figure], *, quick: bool, seconds: float) -> dict[str,
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", choices=["engines"])
+    parser.add_argument("what", choices=["engines", "capacity"])
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object in the last line")
     parser.add_argument("--quick", action="store_true", help="a minute: fewer messages, sizes up to 10,000, no picture")
-    parser.add_argument("--plot", type=Path, help=f"where the picture of the curves goes (default {PLOT})")
+    parser.add_argument("--plot", type=Path, help=f"where the picture goes (default {PLOT}, {CAPACITY_PLOT})")
     names = [*parts(), FLAT]
     parser.add_argument("--only", action="append", choices=names, default=[], help="measure this part only; repeatable")
     chosen = parser.parse_args()
+    if chosen.what == "capacity":
+        picture = chosen.plot or (None if chosen.quick else CAPACITY_PLOT)
+        return capacity_figures(as_json=chosen.json, quick=chosen.quick, plot=picture)
     plot = chosen.plot or (None if chosen.quick else PLOT)
     return engines(as_json=chosen.json, quick=chosen.quick, plot=plot, only=chosen.only)
 
