@@ -82,14 +82,17 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> None
 
 
 @pytest.fixture(autouse=True)
-def usual_ports_are_taken() -> Iterator[None]:
+def taken() -> Iterator[set[int]]:
+    """The usual ports, but for those that somebody else has now, and may give back."""
+    ports: set[int] = set()
     with ExitStack() as held:
         for port in USUAL_PORTS.values():
             server = held.enter_context(socket.socket())
-            with suppress(OSError):  # somebody else has it: as good
+            with suppress(OSError):
                 server.bind(("127.0.0.1", port))
                 server.listen()
-        yield
+                ports.add(port)
+        yield ports
 
 
 @pytest.fixture
@@ -127,13 +130,13 @@ def processes_of(folder: Path) -> list[str]:
     return [line for line in listed.splitlines() if str(folder) in line and "pytest" not in line]
 
 
-def test_up_carries_a_measurement_to_the_store_and_down_leaves_nothing(home: Home) -> None:
+def test_up_carries_a_measurement_to_the_store_and_down_leaves_nothing(home: Home, taken: set[int]) -> None:
     home.up()
     until(lambda: home.run("status").returncode == 0, "all services say that they are ready")
     status = home.status()
     assert {service["name"] for service in status["services"]} == SERVICES
     ports = {int(service["address"].rpartition(":")[2]) for service in status["services"]}
-    assert not ports & set(USUAL_PORTS.values())
+    assert not ports & taken
     publish(home.endpoints, 20.5)
     until(lambda: home.values() == [20.5], "the measurement in the store")
 
