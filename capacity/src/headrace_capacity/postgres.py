@@ -10,15 +10,14 @@ that is *set* (not slewed) moves all deadlines of the store at once; run it unde
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
 
-from headrace_capacity import book
-from headrace_capacity.calls import Caller, Result
+from headrace_capacity.calls import Result
+from headrace_capacity.kept import KeptStore, Step, opened
 from headrace_core.capacity.errors import UnknownResource
-from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, ResourceConfig, StoreStatus
+from headrace_core.capacity.protocol import ResourceConfig
 
 IDLE_MS = 1_000
 """How long a transaction may stand still with the row locked."""
@@ -35,55 +34,27 @@ WRITE = "UPDATE hr_lease SET state = %s WHERE resource = %s"
 DUPLICATES = (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable)
 
 
-class PostgresStore:
-    """`LeaseStore` at `dsn` (a libpq URL). `call_timeout_ms`: for the calls that name no limit themselves."""
+class PostgresStore(KeptStore[psycopg.Connection[Any]]):
+    """`LeaseStore` at `dsn` (a libpq URL)."""
 
     def __init__(self, dsn: str, *, call_timeout_ms: int = 2_000) -> None:
         self._dsn = dsn
-        self._timeout_ms = call_timeout_ms
-        self._caller = Caller(self._connect, name="the lease store in PostgreSQL")
+        super().__init__("the lease store in PostgreSQL", call_timeout_ms)
 
-    def provision(self, resource: ResourceConfig) -> None:
-        def work(connection: psycopg.Connection[Any]) -> None:
-            _make_table(connection)
-            now_ms = _one(connection.execute(f"SELECT {NOW}"))[0]
-            connection.execute(OPEN, (resource.resource, book.opened(resource, now_ms, learning=False)))
+    def _create(self, connection: psycopg.Connection[Any], resource: ResourceConfig) -> None:
+        _make_table(connection)
+        now_ms = _one(connection.execute(f"SELECT {NOW}"))[0]
+        connection.execute(OPEN, (resource.resource, opened(resource, now_ms, learning=False)))
 
-        self._caller.run(work, self._timeout_ms)
+    def _step(self, connection: psycopg.Connection[Any], resource: str, step: Step[Result]) -> Result:
+        with connection.transaction():
+            after, result = step(*_found(connection, LOCK, resource))
+            if after is not None:
+                connection.execute(WRITE, (after, resource))
+        return result
 
-    def sync(self, request: LeaseRequest, timeout_ms: int = 2_000) -> LeaseReply:
-        def step(kept: bytes, now_ms: int) -> tuple[bytes | None, LeaseReply]:
-            return book.synced(kept, request, now_ms)
-
-        return self._change(request.resource, step, timeout_ms)
-
-    def configure(self, resource: str, **changes: object) -> int:
-        def step(kept: bytes, now_ms: int) -> tuple[bytes, int]:
-            return book.configured(kept, changes, now_ms)
-
-        return self._change(resource, step, self._timeout_ms)
-
-    def status(self, resource: str) -> StoreStatus:
-        def work(connection: psycopg.Connection[Any]) -> StoreStatus:
-            return book.status(*_found(connection, LOOK, resource))
-
-        return self._caller.run(work, self._timeout_ms)
-
-    def close(self) -> None:
-        """Give the connection back."""
-        self._caller.close()
-
-    def _change(
-        self, resource: str, step: Callable[[bytes, int], tuple[bytes | None, Result]], timeout_ms: int
-    ) -> Result:
-        def work(connection: psycopg.Connection[Any]) -> Result:
-            with connection.transaction():
-                after, result = step(*_found(connection, LOCK, resource))
-                if after is not None:
-                    connection.execute(WRITE, (after, resource))
-            return result
-
-        return self._caller.run(work, timeout_ms)
+    def _look(self, connection: psycopg.Connection[Any], resource: str) -> tuple[bytes, int]:
+        return _found(connection, LOOK, resource)
 
     def _connect(self) -> psycopg.Connection[Any]:
         limit_ms = self._timeout_ms

@@ -15,15 +15,14 @@ last grants. Where that must not happen, take PostgreSQL.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from redis import Redis
 
-from headrace_capacity import book
-from headrace_capacity.calls import Caller, Result
+from headrace_capacity.calls import Result
+from headrace_capacity.kept import KeptStore, Step, opened
 from headrace_core.capacity.errors import UnknownResource
-from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, ResourceConfig, StoreStatus
+from headrace_core.capacity.protocol import ResourceConfig
 
 READ = "return {redis.call('HMGET', KEYS[1], 'version', 'state'), redis.call('TIME')}"
 OPEN = """
@@ -38,61 +37,29 @@ return 1
 """
 
 
-class RedisStore:
+class RedisStore(KeptStore[Redis]):
     """`LeaseStore` at `url` (`redis://host:port/db`). A resource is one hash, `<prefix><resource>`, without expiry."""
 
     def __init__(
         self, url: str, *, prefix: str = "hr:lease:", cold: bool = False, call_timeout_ms: int = 2_000
     ) -> None:
-        self._url, self._cold = url, cold
-        self._prefix = prefix
-        self._timeout_ms = call_timeout_ms
-        self._caller = Caller(self._connect, name="the lease store in Redis")
+        self._url, self._prefix, self._cold = url, prefix, cold
+        super().__init__("the lease store in Redis", call_timeout_ms)
 
-    def provision(self, resource: ResourceConfig) -> None:
-        def work(redis: Redis) -> None:
-            key = self._prefix + resource.resource
-            _, _, now_ms = _read(redis, key)
-            redis.eval(OPEN, 1, key, book.opened(resource, now_ms, learning=not self._cold))
+    def _create(self, connection: Redis, resource: ResourceConfig) -> None:
+        key = self._prefix + resource.resource
+        _, _, now_ms = _read(connection, key)
+        connection.eval(OPEN, 1, key, opened(resource, now_ms, learning=not self._cold))
 
-        self._caller.run(work, self._timeout_ms)
+    def _step(self, connection: Redis, resource: str, step: Step[Result]) -> Result:
+        while True:
+            version, kept, now_ms = self._found(connection, resource)
+            after, result = step(kept, now_ms)
+            if after is None or connection.eval(SWAP, 1, self._prefix + resource, version, after) == 1:
+                return result
 
-    def sync(self, request: LeaseRequest, timeout_ms: int = 2_000) -> LeaseReply:
-        def step(kept: bytes, now_ms: int) -> tuple[bytes | None, LeaseReply]:
-            return book.synced(kept, request, now_ms)
-
-        return self._change(request.resource, step, timeout_ms)
-
-    def configure(self, resource: str, **changes: object) -> int:
-        def step(kept: bytes, now_ms: int) -> tuple[bytes, int]:
-            return book.configured(kept, changes, now_ms)
-
-        return self._change(resource, step, self._timeout_ms)
-
-    def status(self, resource: str) -> StoreStatus:
-        def work(redis: Redis) -> StoreStatus:
-            _, kept, now_ms = self._found(redis, resource)
-            return book.status(kept, now_ms)
-
-        return self._caller.run(work, self._timeout_ms)
-
-    def close(self) -> None:
-        """Give the connection back."""
-        self._caller.close()
-
-    def _change(
-        self, resource: str, step: Callable[[bytes, int], tuple[bytes | None, Result]], timeout_ms: int
-    ) -> Result:
-        key = self._prefix + resource
-
-        def work(redis: Redis) -> Result:
-            while True:
-                version, kept, now_ms = self._found(redis, resource)
-                after, result = step(kept, now_ms)
-                if after is None or redis.eval(SWAP, 1, key, version, after) == 1:
-                    return result
-
-        return self._caller.run(work, timeout_ms)
+    def _look(self, connection: Redis, resource: str) -> tuple[bytes, int]:
+        return self._found(connection, resource)[1:]
 
     def _found(self, redis: Redis, resource: str) -> tuple[bytes, bytes, int]:
         version, kept, now_ms = _read(redis, self._prefix + resource)
