@@ -5,6 +5,7 @@ Blob leases last 15 s at least; only one test waits for the end of one.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,8 +15,12 @@ from typing import Any
 import pytest
 
 from headrace_capacity.blob import AzureBlobStore
-from headrace_core.capacity.errors import CapacityConfig, LeaseStoreUnavailable, UnknownResource
+from headrace_core.capacity.batcher import Batcher
+from headrace_core.capacity.config import AZURE_BLOB_LEASE
+from headrace_core.capacity.errors import BatcherError, CapacityConfig, LeaseStoreUnavailable, UnknownResource
+from headrace_core.capacity.operation import Operation, Watcher
 from headrace_core.capacity.protocol import Claim, LeaseReply, LeaseRequest, ResourceConfig
+from headrace_core.capacity.resources import SharedResource
 from tests.support.lease_servers import azurite, black_hole
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(240)]
@@ -70,7 +75,9 @@ def test_provisioning_tells_what_it_made_and_what_was_there(connection: str) -> 
     config = ResourceConfig(resource="told", shared_capacity=20, factor=10, ttl_ms=15_000)
     for _ in range(2):
         container = "told-container"
-        AzureBlobStore(connection, container, on_event=lambda *event: told.append(event)).provision(config)
+        store = AzureBlobStore(connection, container)
+        store.tell(lambda *event: told.append(event))
+        store.provision(config)
     made, found = told[:3], told[3:]
     assert made == [("created-container", 0), ("created-blob", 0), ("created-blob", 1)]
     assert found == [("verified-container", 0), ("verified-blob", 0), ("verified-blob", 1)]
@@ -91,6 +98,38 @@ def test_two_owners_never_hold_the_same_partition(owner: Callable[..., Owner]) -
     assert not {claim.partition for claim in first.held} & {claim.partition for claim in second.held}
     assert first.store.status(first.resource).granted == 40
     assert len(first.sync(3).grants) == 3, "renewed"
+    denied = second.sync(4).denied  # type: ignore[attr-defined]
+    assert {*denied} <= {claim.partition for claim in first.held}
+    assert denied
+
+
+def test_a_resource_over_blobs_tells_its_listeners_what_it_made_and_what_others_have(connection: str) -> None:
+    """The batcher over two stores: the second owner wants what the first one has."""
+    told: list[tuple[str, int]] = []
+    batchers, members = [], {"shared_capacity": 40, "factor": 10, "lease": AZURE_BLOB_LEASE, "name": "listened"}
+    for _ in range(2):
+        resource = SharedResource(AzureBlobStore(connection, "listened", max_interval_ms=10), **members)
+        batchers.append(Batcher(resource, buffer_size=10))
+    batchers[1].add_listener(lambda event: told.append((event.name, event.val)))
+    watcher = Watcher(lambda _batch: None)
+    deadline = time.monotonic() + 90
+    batchers[0].start()
+    while len(batchers[0]._core.limiter.held()) < 4:  # type: ignore[union-attr]
+        with contextlib.suppress(BatcherError):
+            batchers[0].enqueue(Operation(watcher, 40, None), timeout_ms=0)
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    batchers[1].start()
+    batchers[1].enqueue(Operation(watcher, 40, None))
+    while not {("failed", index) for index in range(4)} & set(told):
+        with contextlib.suppress(BatcherError):
+            batchers[0].enqueue(Operation(watcher, 40, None), timeout_ms=0)
+        assert time.monotonic() < deadline, told
+        time.sleep(0.05)
+    for batcher in batchers:
+        batcher.stop(drain_timeout_ms=0)
+    assert ("verified-container", 0) in told
+    assert {index for name, index in told if name == "verified-blob"} == {0, 1, 2, 3}
 
 
 def test_what_is_released_goes_to_another_one(owner: Callable[..., Owner]) -> None:

@@ -57,12 +57,18 @@ class Kept:
     renewed_ms: int
 
 
+class BlobReply(LeaseReply, frozen=True, kw_only=True):
+    """`denied`: partitions that were tried and are another's."""
+
+    denied: tuple[int, ...] = ()
+
+
 class AzureBlobStore:
     """`LeaseStore` of *one owner* over the blobs of a container; each owner has its own.
 
-    `connection`: an Azure Storage connection string. `on_event(name, val)`: told of `created-container`,
-    `verified-container`, `created-blob` and `verified-blob` (capacity.md 10). The lease time of the resource must be 15
-    to 60 whole seconds (`AZURE_BLOB_LEASE`). Raises `CapacityConfig` for another one, and for changes at run time.
+    `connection`: an Azure Storage connection string. Its events are `created-container`, `verified-container`,
+    `created-blob` and `verified-blob` (capacity.md 10). The lease time of the resource must be 15 to 60 whole seconds
+    (`AZURE_BLOB_LEASE`). Raises `CapacityConfig` for another one, and for changes at run time.
     """
 
     def __init__(
@@ -73,18 +79,21 @@ class AzureBlobStore:
         max_interval_ms: int = 500,
         call_timeout_ms: int = 2_000,
         provision_timeout_ms: int = 60_000,
-        on_event: Callable[[str, int], None] = lambda _name, _val: None,
     ) -> None:
         self._connection, self._container = connection, container
         self._interval_ms, self._timeout_ms = max_interval_ms, call_timeout_ms
         self._provision_ms = provision_timeout_ms
-        self._on_event = on_event
+        self._emit: Callable[[str, int], object] = lambda _name, _val: None
         self._caller = Caller(self._connect, name="the lease store in Azure blobs")
         self._configs: dict[str, ResourceConfig] = {}
         self._kept: dict[tuple[str, int], Kept] = {}
         self._seq: dict[str, tuple[str, int]] = {}
         self._last_epoch = int(time.time()) << 32
         self._guard = threading.Lock()
+
+    def tell(self, emit: Callable[[str, int], object]) -> None:
+        """See `TellsEvents`."""
+        self._emit = emit
 
     def provision(self, resource: ResourceConfig) -> None:
         seconds, rest = divmod(resource.ttl_ms, 1000)
@@ -160,18 +169,18 @@ class AzureBlobStore:
         try:
             container.create_container()
         except ResourceExistsError:
-            self._on_event("verified-container", 0)
+            self._emit("verified-container", 0)
         else:
-            self._on_event("created-container", 0)
+            self._emit("created-container", 0)
 
     def _make_blob(self, container: ContainerClient, resource: str, index: int) -> None:
         blob = container.get_blob_client(f"{resource}/{index}")
         try:
             blob.upload_blob(b"", overwrite=False)
         except ResourceExistsError:
-            self._on_event("verified-blob", index)
+            self._emit("verified-blob", index)
         else:
-            self._on_event("created-blob", index)
+            self._emit("created-blob", index)
 
     def _exchange(
         self, container: ContainerClient, config: ResourceConfig, request: LeaseRequest, ends_ms: int
@@ -186,8 +195,8 @@ class AzureBlobStore:
             for index in self._surplus(name, wanted, held):
                 self._give_back(name, index, self._kept[name, index].epoch)
             fresh = [index for index in self._by_age(name) if _now_ms() < ends_ms and self._renewed(name, index)]
-            fresh += self._acquired(container, config, wanted - len(self._mine(name)), ends_ms)
-            return self._reply(config, request, fresh, wanted)
+            new, denied = self._acquired(container, config, wanted - len(self._mine(name)), ends_ms)
+            return self._reply(config, request, fresh + new, wanted, denied)
 
     def _mine(self, resource: str) -> list[int]:
         return sorted(index for name, index in self._kept if name == resource)
@@ -217,9 +226,11 @@ class AzureBlobStore:
         kept.renewed_ms = _now_ms()
         return True
 
-    def _acquired(self, container: ContainerClient, config: ResourceConfig, missing: int, ends_ms: int) -> list[int]:
-        """New leases, in random order."""
-        found = list[int]()
+    def _acquired(
+        self, container: ContainerClient, config: ResourceConfig, missing: int, ends_ms: int
+    ) -> tuple[list[int], list[int]]:
+        """New leases, tried in random order, and what others have."""
+        found, denied = list[int](), list[int]()
         others = [index for index in range(_count(config)) if (config.resource, index) not in self._kept]
         for index in random.sample(others, len(others)):
             if len(found) >= missing or _now_ms() >= ends_ms:
@@ -230,18 +241,23 @@ class AzureBlobStore:
                 usable_ms = _now_ms() + config.quarantine_ms
                 self._kept[config.resource, index] = Kept(lease, self._last_epoch, usable_ms, _now_ms())
                 found.append(index)
+            else:
+                denied.append(index)
             pause_ms = random.uniform(0, self._interval_ms)
             time.sleep(min(pause_ms, max(0, ends_ms - _now_ms())) / 1000)
-        return found
+        return found, denied
 
-    def _reply(self, config: ResourceConfig, request: LeaseRequest, fresh: list[int], wanted: int) -> LeaseReply:
+    def _reply(
+        self, config: ResourceConfig, request: LeaseRequest, fresh: list[int], wanted: int, denied: list[int]
+    ) -> BlobReply:
         name, now_ms, capacity = config.resource, _now_ms(), by_dimension(config.shared_capacity)
         epochs = {index: self._kept[name, index].epoch for index in self._mine(name)}
         ready = [index for index in fresh if self._kept[name, index].usable_ms <= now_ms]
         waits = [kept.usable_ms - now_ms for (of, _), kept in self._kept.items() if of == name]
         if len(epochs) < wanted:
             waits.append(self._interval_ms)
-        return LeaseReply(
+        return BlobReply(
+            denied=tuple(denied),
             grants=tuple(Grant(index, epochs[index], worth_of(config, capacity, index)) for index in sorted(ready)),
             drop=tuple(each for each in map(Claim._make, request.held) if epochs.get(each.partition) != each.epoch),
             ttl_ms=config.ttl_ms,

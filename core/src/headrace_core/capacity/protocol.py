@@ -7,8 +7,8 @@ own clock. All of it can be encoded with msgspec, for stores behind a wire.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple, Protocol, get_args
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import msgspec
 
@@ -186,6 +186,14 @@ class LeaseStore(Protocol):
 
     def status(self, resource: str) -> StoreStatus:
         """Raises `UnknownResource`."""
+
+
+@runtime_checkable
+class TellsEvents(Protocol):
+    """A store that has events of its own (capacity.md 10, "blob store")."""
+
+    def tell(self, emit: Callable[[str, int], object]) -> None:
+        """Call `emit(name, val)` at each of them from now on."""
 
 
 def check_total(

@@ -25,7 +25,7 @@ from headrace_core.capacity.errors import (
 from headrace_core.capacity.events import EventLog
 from headrace_core.capacity.in_force import InForce
 from headrace_core.capacity.pacing import Pacer
-from headrace_core.capacity.protocol import LeaseStore
+from headrace_core.capacity.protocol import LeaseStore, TellsEvents
 from headrace_core.capacity.shared_config import SharedConfig, partition_count, partition_worth, partitions_for
 from headrace_core.capacity.units import Amount, Units, add, amount, exceeds, is_zero, units
 
@@ -237,6 +237,8 @@ class SharedResource(Resource):
             return
         count = partition_count(self.config, self._shared)
         self.log.emit("provision-start", count)
+        if isinstance(self.store, TellsEvents):
+            self.store.tell(self.log.emit)
         self.store.provision(self.config.for_store(self.lease))
         self.log.emit("provision-done", count)
         self.started = True
