@@ -24,6 +24,8 @@ from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, ResourceCo
 
 NS_PER_MS = 1_000_000
 MAX_CONNECTIONS = 1_000
+PATIENCE_S = 10.0
+"""A connection that has not shown the token by then is closed."""
 
 
 def monotonic_ms() -> int:
@@ -43,10 +45,11 @@ class Coordinator:
         cold: bool = False,
         clock_ms: Callable[[], int] = monotonic_ms,
         delay: Callable[[], None] = lambda: None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         if not token:
             raise ValueError("the coordinator needs a token")
-        self._token = token
+        self._token, self._patience_s = token, patience_s
         self._clock_ms, self._delay = clock_ms, delay
         self._started_ms, self._cold = clock_ms(), cold
         self._generation = int(time.time()) + 1
@@ -101,10 +104,12 @@ class Coordinator:
         channel = wire.Channel(link)
         try:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while (call := channel.receive_call()) is not None:
+            first: float | None = time.monotonic() + self._patience_s
+            while (call := channel.receive_call(first)) is not None:
                 if not hmac.compare_digest(call.token.encode(), self._token.encode()):
                     channel.send(wire.Refused(wire.WRONG_TOKEN, "", "wrong token"))
                     return
+                first = None
                 channel.send(self._answer(call))
         except (OSError, ValueError):  # the client is gone, or speaks something else: its connection ends, no other's
             return

@@ -86,9 +86,9 @@ class Channel:
         self._limit(deadline_s)
         self._link.sendall(len(body).to_bytes(4) + body)
 
-    def receive_call(self) -> Call | None:
+    def receive_call(self, deadline_s: float | None) -> Call | None:
         """The next call; None at the end. Raises OSError, ValueError for what is none."""
-        body = self._receive(None)
+        body = self._receive(deadline_s)
         return None if body is None else _decoded(_calls, body)
 
     def receive_answer(self, deadline_s: float) -> Answer:

@@ -69,6 +69,19 @@ def test_a_stranger_ends_its_own_connection_and_no_other(
     assert ask(store, 2).grants == granted.grants
 
 
+def test_who_does_not_show_the_token_is_cut_off_and_an_owner_may_be_silent() -> None:
+    running = Coordinator(TOKEN, cold=True, patience_s=0.1).start()
+    store = CoordinatorStore(running.address, TOKEN)
+    store.provision(CONFIG)
+    with socket.create_connection((running.host, running.port), timeout=60) as stranger:
+        stranger.sendall(b"\x00\x00")
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+    assert len(ask(store, 1).grants) == 3, "over the connection of before"
+    store.close()
+    running.stop()
+
+
 def test_a_wrong_token_gets_nothing_done(coordinator: Coordinator, store: CoordinatorStore) -> None:
     other = CoordinatorStore(coordinator.address, "guess")
     for _ in range(2):
