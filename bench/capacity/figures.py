@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
-from bench.capacity.owners import NS_PER_S, Owner, jain, largest, shared, until
+from bench.capacity.owners import NS_PER_S, Owner, jain, shared, until
 from bench.engines.measure import Figure
+from headrace.windows import highest, percentile
 from headrace_capacity.coordinator import Coordinator, CoordinatorStore
 from headrace_capacity.postgres import PostgresStore
 from headrace_core.capacity.protocol import Claim, LeaseRequest, ResourceConfig
@@ -72,7 +71,7 @@ def pacings(seconds: float) -> Iterator[Figure]:
         owner.wants.set()
         time.sleep(seconds)
         owner.stop()
-        yield Figure(f"largest second, {pacing} pacing", largest(owner.sent) / CAPACITY, "ratio", target, least=False)
+        yield Figure(f"largest second, {pacing} pacing", highest(owner.sent) / CAPACITY, "ratio", target, least=False)
 
 
 def _floor(cost: int) -> float:
@@ -149,14 +148,13 @@ def sync_time(name: str, opened: Open, target_ms: float, seconds: float) -> Figu
         thread.start()
     for thread in threads:
         thread.join()
-    ranked = sorted(took)
     return Figure(
         f"sync, {SYNC_OWNERS} owners, {SYNC_PARTITIONS} partitions, {name}, p99",
-        ranked[math.ceil(len(ranked) * 0.99) - 1],
+        percentile(took, 0.99) or 0.0,
         "ms",
         target_ms,
         least=False,
-        notes={"p50": round(median(took), 3), "calls": len(took), "load": round(os.getloadavg()[0], 2)},
+        notes={"p50": round(percentile(took, 0.5) or 0.0, 3), "calls": len(took), "load": round(os.getloadavg()[0], 2)},
     )
 
 

@@ -76,16 +76,3 @@ def until(done: Callable[[], bool], seconds: float = 60) -> float:
 def jain(values: list[int]) -> float:
     """Jain's index of fairness: 1 = all the same (Jain, Chiu and Hawe, 1984)."""
     return sum(values) ** 2 / (len(values) * sum(value * value for value in values)) if any(values) else 0.0
-
-
-def largest(sent: list[tuple[int, int]]) -> int:
-    """The most units in any second `(t - 1 s, t]` of (ns, units)."""
-    events = sorted(sent)
-    most = total = first = 0
-    for at, units in events:
-        total += units
-        while events[first][0] <= at - NS_PER_S:
-            total -= events[first][1]
-            first += 1
-        most = max(most, total)
-    return most

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import matplotlib
 
-from bench.capacity.owners import largest
 from bench.capacity.worker import CAPACITY, TOKEN
 from bench.engines.measure import Figure
+from headrace.windows import highest
 from headrace_capacity.coordinator import Coordinator
 
 matplotlib.use("Agg")
@@ -31,7 +31,7 @@ def picture(path: Path) -> list[Figure]:
     _draw(path, told, began, killed)
     sent = sorted(event for job in told for event in job["sent"])
     return [
-        Figure("four jobs, one killed: largest second of the capacity", largest(sent) / CAPACITY, "ratio", 1.0, False)
+        Figure("four jobs, one killed: largest second of the capacity", highest(sent) / CAPACITY, "ratio", 1.0, False)
     ]
 
 

@@ -19,9 +19,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from headrace.kafka import free_port
 from headrace_capacity.coordinator import Coordinator
-from tests.support.lease_servers import TOKEN, free_port, postgres_server, terminate_backends
+from tests.support.lease_servers import TOKEN, terminate_backends
 from tests.support.never_over import Spenders, assert_never_over, judged
+from tests.support.postgres import running
 from tests.support.spender import LIMIT
 
 pytestmark = pytest.mark.timeout(600)
@@ -79,7 +81,7 @@ def coordinator() -> Iterator[Any]:
 
 @contextmanager
 def postgres() -> Iterator[Any]:
-    with postgres_server() as server:
+    with running() as server:
         yield PostgresUnderFire(2, server.url, server.restart)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from headrace.kafka import free_port
 from headrace_core.capacity.errors import CapacityConfig, LeaseStoreUnavailable, PartitionsOutOfRange, UnknownResource
 from headrace_core.capacity.protocol import Claim, Grant, LeaseReply, LeaseRequest, RampSetting, ResourceConfig
 from tests.support import lease_servers
@@ -329,7 +330,7 @@ def test_an_unreachable_store_is_an_error_in_time_and_never_a_grant(backend: Bac
                 store.sync(LeaseRequest(resource="r", owner="a", seq=seq, want=1), 500)
         assert time.monotonic() - began < 30, "two calls of half a second"
         store.close()
-    refused = backend.nowhere(lease_servers.free_port())
+    refused = backend.nowhere(free_port())
     with pytest.raises(LeaseStoreUnavailable):
         refused.status("r")
     refused.close()

@@ -19,9 +19,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from headrace.kafka import free_port
 from tests.support.bridge_process import read_topic
 from tests.support.docker import REPOSITORY, eventually
-from tests.support.streams_worker import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 

@@ -8,8 +8,8 @@ import sys
 import psycopg
 import pytest
 
+from headrace.windows import highest
 from tests.support.docker import REPOSITORY
-from tests.support.never_over import largest_window
 from tests.support.postgres import server
 
 EXAMPLE = REPOSITORY / "capacity" / "examples" / "paced_inserts.py"
@@ -33,4 +33,4 @@ def test_three_processes_share_a_capacity_without_spark_or_kafka() -> None:
     assert values == (900, 300)
     assert sent[-1][0] - sent[0][0] > 3_000_000_000, "900 rows at 200 a second"
     # at arrival, not at dispatch: a request of ten rows may be late, and a second one then comes right after it
-    assert largest_window(sent) < 2 * LIMIT
+    assert highest(sent) < 2 * LIMIT

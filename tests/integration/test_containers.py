@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from testcontainers.core.container import DockerContainer
 
+from headrace.kafka import free_port
 from headrace_spark.database import Database
 from headrace_spark.ledger import Ledger
 from headrace_spark.sinks.port import Batch, Outcome
@@ -25,7 +26,7 @@ from headrace_spark.transforms.rows import Request, Row, request_id
 from tests.support.bridge_process import BridgeProcess, create_topics, read_topic, until
 from tests.support.docker import REPOSITORY, eventually, services
 from tests.support.mqtt_fixture import Publisher
-from tests.support.streams_worker import StreamsWorker, free_port
+from tests.support.streams_worker import StreamsWorker
 
 pytestmark = pytest.mark.docker
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")  # each fixture ends its container

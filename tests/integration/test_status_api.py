@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from headrace.kafka import free_port
 from headrace_core.partitioner import partition_of
 from headrace_core.registration import queries
 from headrace_core.registration.config import RegistrationConfig
@@ -23,7 +24,7 @@ from headrace_core.registration.work import Work
 from headrace_core.stage import Record
 from headrace_core.state import MemoryState, Overlay
 from tests.support.api_process import StatusApi
-from tests.support.streams_worker import StreamsWorker, free_port, until
+from tests.support.streams_worker import StreamsWorker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(280)]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.streams_worker import REPOSITORY, free_port, until
+from headrace.kafka import free_port
+from tests.support.streams_worker import REPOSITORY, until
 
 NOTHING: Any = object()
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.streams_worker import REPOSITORY, free_port, until
+from headrace.kafka import free_port
+from tests.support.streams_worker import REPOSITORY, until
 
 __all__ = ["BridgeProcess", "In", "create_topics", "read_topic", "until"]
 

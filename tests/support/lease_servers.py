@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from headrace.kafka import free_port
 from headrace_capacity.coordinator import Coordinator, CoordinatorStore, monotonic_ms
 from headrace_capacity.postgres import PostgresStore
 from headrace_core.capacity.errors import LeaseStoreUnavailable, UnknownResource
 from headrace_core.capacity.memory_store import MemoryStore
-from tests.support.postgres import binaries
+from tests.support.postgres import running
+from tests.support.streams_worker import until
 
 TOKEN = "a token"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -77,49 +69,9 @@ def coordinator() -> Iterator[Backend]:
         running.pop().stop()
 
 
-@dataclass
-class PostgresServer:
-    url: str
-    restart: Callable[[], None]
-
-
-@contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """A real server with durable commits (fsync as it comes), which can be killed and started again."""
-    where = binaries()
-    if where is None:
-        raise FileNotFoundError("no PostgreSQL server is installed")
-    folder = Path(tempfile.mkdtemp(prefix="headrace-leases-"))
-    user = {"user": "postgres"} if os.geteuid() == 0 else {}
-    if user:
-        shutil.chown(folder, "postgres")
-    port, data = free_port(), folder / "data"
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=''"
-
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, **user)  # type: ignore[call-overload]
-
-    def control(*words: str) -> None:
-        run(str(where / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), *words)
-
-    def restart() -> None:
-        control("-m", "immediate", "stop")
-        control("-o", options, "start")
-
-    try:
-        run(str(where / "initdb"), "-D", str(data), "-U", "headrace", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
-        control("-o", options, "start")
-        try:
-            yield PostgresServer(f"postgresql://headrace@127.0.0.1:{port}/postgres", restart)
-        finally:
-            control("-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 @contextmanager
 def postgres() -> Iterator[Backend]:
-    with postgres_server() as server:
+    with running() as server:
         clients: list[PostgresStore] = []
 
         def client() -> PostgresStore:
@@ -139,44 +91,50 @@ def postgres() -> Iterator[Backend]:
 
 
 @contextmanager
-def redis() -> Iterator[Backend]:
-    """A Redis container without persistence, so that a restart forgets everything."""
+def container(image: str, command: str, inside: int, answers: Callable[[int], bool]) -> Iterator[tuple[Any, int]]:
+    """A container with its port `inside` at a free one of the loopback address, once it answers there."""
     from testcontainers.core.container import DockerContainer
-
-    from headrace_capacity.redis import RedisStore
 
     os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
     port = free_port()
-    container = DockerContainer("redis:7").with_command("redis-server --save '' --appendonly no --protected-mode no")
-    container.ports[6379] = ("127.0.0.1", port)  # type: ignore[assignment]
+    made = DockerContainer(image).with_command(command)
+    made.ports[inside] = ("127.0.0.1", port)  # type: ignore[assignment]
+    with made:
+        until(lambda: answers(port), f"{image} answers")
+        yield made, port
+
+
+@contextmanager
+def redis() -> Iterator[Backend]:
+    """A Redis container without persistence, so that a restart forgets everything."""
+    from headrace_capacity.redis import RedisStore
+
+    def url(port: int) -> str:
+        return f"redis://127.0.0.1:{port}/0"
+
+    def answers(port: int) -> bool:
+        asked = RedisStore(url(port))
+        try:
+            return _knows_nothing(asked)
+        finally:
+            asked.close()
+
     clients: list[RedisStore] = []
     restarts: list[float] = []
+    command = "redis-server --save '' --appendonly no --protected-mode no"
+    with container("redis:7", command, 6379, answers) as (server, port):
 
-    def client() -> RedisStore:
-        clients.append(RedisStore(f"redis://127.0.0.1:{port}/0", cold=not restarts))
-        return clients[-1]
+        def client() -> RedisStore:
+            clients.append(RedisStore(url(port), cold=not restarts))
+            return clients[-1]
 
-    def answers() -> None:
-        deadline = time.monotonic() + 60
-        with socket.socket() as probe:
-            while probe.connect_ex(("127.0.0.1", port)):
-                assert time.monotonic() < deadline, "Redis does not listen"
-                time.sleep(0.1)
-        asked = RedisStore(f"redis://127.0.0.1:{port}/0")
-        while not _knows_nothing(asked):
-            assert time.monotonic() < deadline, "Redis does not answer"
-            time.sleep(0.1)
-        asked.close()
+        def restart() -> None:
+            restarts.append(time.monotonic())
+            server.get_wrapped_container().restart(timeout=1)
+            until(lambda: answers(port), "Redis answers again")
 
-    def restart() -> None:
-        restarts.append(time.monotonic())
-        container.get_wrapped_container().restart(timeout=1)
-        answers()
-
-    with container:
-        answers()
         try:
-            yield Backend(client, restart, remembers=False, nowhere=lambda at: RedisStore(f"redis://127.0.0.1:{at}/0"))
+            yield Backend(client, restart, remembers=False, nowhere=lambda at: RedisStore(url(at)))
         finally:
             for each in clients:
                 each.close()
@@ -185,18 +143,8 @@ def redis() -> Iterator[Backend]:
 @contextmanager
 def azurite() -> Iterator[str]:
     """The connection string of an Azurite container, with the account that all Azurites have."""
-    from testcontainers.core.container import DockerContainer
-
-    os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
-    port = free_port()
-    container = DockerContainer("mcr.microsoft.com/azure-storage/azurite")
-    container.with_command("azurite-blob --blobHost 0.0.0.0 --inMemoryPersistence --skipApiVersionCheck --silent")
-    container.ports[10000] = ("127.0.0.1", port)  # type: ignore[assignment]
-    with container:
-        deadline = time.monotonic() + 60
-        while not _speaks_http(port):
-            assert time.monotonic() < deadline, container.get_logs()
-            time.sleep(0.1)
+    command = "azurite-blob --blobHost 0.0.0.0 --inMemoryPersistence --skipApiVersionCheck --silent"
+    with container("mcr.microsoft.com/azure-storage/azurite", command, 10000, _speaks_http) as (_, port):
         yield (
             "DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT5"
             "0uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==;"

@@ -10,16 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import msgspec
 
+from headrace.windows import highest
 from tests.support.spender import LIMIT, Plan
 
-SECOND_NS = 1_000_000_000
 APART_NS = 200_000_000
 """Longer between check and call: the process did not run; reported apart (capacity.md 14, 17.2)."""
 
@@ -86,26 +85,13 @@ class Spenders:
         return sorted((int(checked), int(called), int(cost)) for checked, called, cost in whole)
 
 
-def largest_window(spent: Iterable[tuple[int, int]]) -> int:
-    """The largest cost in any second `(t - 1 s, t]` of (ns, cost) in order of time."""
-    events = list(spent)
-    largest = total = first = 0
-    for at, cost in events:
-        total += cost
-        while events[first][0] <= at - SECOND_NS:
-            total -= events[first][1]
-            first += 1
-        largest = max(largest, total)
-    return largest
-
-
 def judged(spent: list[tuple[int, int, int]]) -> tuple[int, int, int]:
     """The largest window at the check; the largest at the call, without those that stood still between the two; and how
     many stood still."""
     calls = sorted((called, cost) for checked, called, cost in spent if called - checked <= APART_NS)
     return (
-        largest_window((checked, cost) for checked, _, cost in spent),
-        largest_window(calls),
+        highest((checked, cost) for checked, _, cost in spent),
+        highest(calls),
         len(spent) - len(calls),
     )
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+from headrace.kafka import free_port
+
+FAST = "-c fsync=off"
 
 
 def binaries() -> Path | None:
@@ -21,9 +25,24 @@ def binaries() -> Path | None:
     return Path(on_path).resolve().parent if on_path else None
 
 
+@dataclass
+class Server:
+    """`restart()`: it is killed and started again, with what was committed."""
+
+    url: str
+    restart: Callable[[], None]
+
+
 @contextmanager
 def server() -> Iterator[str]:
     """Start a server and yield its URL; it is stopped and deleted afterwards."""
+    with running(FAST) as found:
+        yield found.url
+
+
+@contextmanager
+def running(options: str = "") -> Iterator[Server]:
+    """A server with these options, durable unless they say otherwise; it is stopped and deleted afterwards."""
     where = binaries()
     if where is None:
         raise FileNotFoundError("no PostgreSQL server is installed")
@@ -31,25 +50,29 @@ def server() -> Iterator[str]:
     user = {"user": "postgres"} if os.geteuid() == 0 else {}
     if user:
         shutil.chown(folder, "postgres")
-    port = _free_port()
+    port = free_port()
     data = folder / "data"
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
+    settings = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' {options}"
 
     def run(*command: str) -> None:
         subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, **user)
 
+    def start() -> None:
+        run(str(where / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), "-o", settings, "start")
+
+    def stop() -> None:
+        run(str(where / "pg_ctl"), "-D", str(data), "-w", "-m", "immediate", "stop")
+
+    def restart() -> None:
+        stop()
+        start()
+
     try:
         run(str(where / "initdb"), "-D", str(data), "-U", "headrace", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
-        run(str(where / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
+        start()
         try:
-            yield f"postgresql://headrace@127.0.0.1:{port}/postgres"
+            yield Server(f"postgresql://headrace@127.0.0.1:{port}/postgres", restart)
         finally:
-            run(str(where / "pg_ctl"), "-D", str(data), "-w", "-m", "immediate", "stop")
+            stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,18 +16,11 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
+from headrace.kafka import free_port
 from headrace_streams.store import POSITION_KEY, RocksState
 
 REPOSITORY = Path(__file__).parents[2]
 COUNTING = "tests.support.counting_stage:CountingStage"
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:

@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace import cli
+from headrace.kafka import free_port
 from headrace_capacity.coordinator import Coordinator, CoordinatorStore
 from headrace_core.capacity.errors import CapacityConfig, LeaseStoreUnavailable, UnknownResource
 from headrace_core.capacity.protocol import Claim, LeaseRequest, ResourceConfig
 from headrace_core.errors import HeadraceError
-from tests.support.lease_servers import TOKEN, free_port
+from tests.support.lease_servers import TOKEN
 from tests.support.postgres import server
 
 runner = CliRunner()

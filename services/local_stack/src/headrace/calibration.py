@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import psycopg
 
+from headrace.windows import percentile
 from headrace_core.capacity.batcher import Batcher
 from headrace_core.capacity.calibrate import Calibration
 from headrace_core.capacity.errors import BatcherError
@@ -30,15 +31,16 @@ def calibrated(
     *,
     capacity: int,
     target_ms: float,
-    percentile: float,
+    part: float,
     seconds: float,
     connections: int,
     first: int,
     tell: Callable[[int, float, float], None],
 ) -> int | None:
-    """The lowest cost that holds, None if none does. `tell(cost, operations/s, latency ms)` after each measurement.
+    """The lowest cost at which percentile `part` of the latency holds, None if none does.
 
-    Raises HeadraceError if the datastore cannot be reached or refuses the statement, CapacityConfig for wrong numbers.
+    `tell(cost, operations/s, latency ms)` after each measurement. Raises HeadraceError if the datastore cannot be
+    reached or refuses the statement, CapacityConfig for wrong numbers.
     """
     search = Calibration(capacity, target_ms, first)
     pool: queue.SimpleQueue[psycopg.Connection[object]] = queue.SimpleQueue()
@@ -48,7 +50,7 @@ def calibrated(
         for connection in opened:
             pool.put(connection)
         while (cost := search.cost) is not None:
-            latency_ms = _measured(pool, sql, capacity, cost, percentile, seconds)
+            latency_ms = _measured(pool, sql, capacity, cost, part, seconds)
             tell(cost, search.rate, latency_ms)
             search.observe(latency_ms)
     except psycopg.Error as error:
@@ -63,7 +65,7 @@ def _measured(
     sql: str,
     capacity: int,
     cost: int,
-    percentile: float,
+    part: float,
     seconds: float,
 ) -> float:
     """The latency at that cost, in milliseconds."""
@@ -92,7 +94,8 @@ def _measured(
     _drained(batcher)
     for error in failed:
         raise error
-    return _percentile(took, percentile) if took else math.inf
+    latency_ms = percentile(took, part / 100)
+    return math.inf if latency_ms is None else latency_ms
 
 
 def _drained(batcher: Batcher) -> None:
@@ -100,8 +103,3 @@ def _drained(batcher: Batcher) -> None:
     ends = time.monotonic() + 60
     while batcher.inflight and time.monotonic() < ends:
         time.sleep(0.01)
-
-
-def _percentile(values: list[float], percentile: float) -> float:
-    ranked = sorted(values)
-    return ranked[max(0, math.ceil(len(ranked) * percentile / 100) - 1)]

@@ -120,7 +120,7 @@ def calibrate(
         sql,
         capacity=capacity,
         target_ms=target_ms,
-        percentile=percentile,
+        part=percentile,
         seconds=seconds,
         connections=connections,
         first=first,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 SECOND_NS = 1_000_000_000
+Number = TypeVar("Number", int, float)
 
 
 def highest(dispatches: Iterable[tuple[int, int]], width_ns: int = SECOND_NS) -> int:
@@ -25,7 +27,7 @@ def highest(dispatches: Iterable[tuple[int, int]], width_ns: int = SECOND_NS) ->
     return most
 
 
-def percentile(values: Sequence[int], part: float) -> int | None:
+def percentile(values: Sequence[Number], part: float) -> Number | None:
     """The nearest-rank percentile: the smallest value that at least `part` (0 to 1) of all do not exceed; None of
     nothing."""
     if not values:
