@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace_api.replica import Counts, Position, delete
+from headrace_api.replica import Counts, Position, opened
 from headrace_core.registration.message import read_json, write_json
 
 KEPT = 1_000
@@ -102,13 +102,7 @@ class EventLog:
         self.counts = Counts()
         self.partitions: dict[int, At] = {}
         self._tag = ""
-        try:
-            self._db = connect(path)
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError:
-            delete(path)
-            self._db = connect(path)
+        self._db, _ = opened(path, connect)
 
     def close(self) -> None:
         """Close the database."""

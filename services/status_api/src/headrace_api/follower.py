@@ -40,6 +40,14 @@ LOST = {
 }  # fmt: skip
 
 
+READING = {
+    "group.id": "headrace-api", "enable.auto.commit": False, "enable.auto.offset.store": False,
+    "isolation.level": "read_committed", "auto.offset.reset": "error", "fetch.queue.backoff.ms": 10,
+    "fetch.wait.max.ms": 100, "statistics.interval.ms": 1_000,
+}  # fmt: skip
+"""Settings of every consumer: no group keeps a position here."""
+
+
 class NotThere(Exception):
     """Kafka, the topic or the place in it is not there (any more); ask again later."""
 
@@ -91,7 +99,7 @@ class Follower(Generic[C]):
         self._moved = moved
         self._replica = replica
         self._topic = topic
-        self._base = {"bootstrap.servers": kafka, "log_level": 0, "topic.metadata.refresh.interval.ms": 30_000}
+        self._base = base(kafka)
         self._stopping = threading.Event()
         self._up = False
         self._reason = STARTING
@@ -129,13 +137,10 @@ class Follower(Generic[C]):
             consumer.close()
 
     def _settings(self) -> dict[str, Any]:
-        return self._base | {
-            "group.id": "headrace-api", "enable.auto.commit": False, "enable.auto.offset.store": False,
-            "isolation.level": "read_committed", "auto.offset.reset": "error", "enable.partition.eof": True,
-            "fetch.queue.backoff.ms": 10, "fetch.wait.max.ms": 100, "max.partition.fetch.bytes": 8 * 1024 * 1024,
-            "fetch.max.bytes": 64 * 1024 * 1024,
-            "queued.max.messages.kbytes": 64 * 1024, "statistics.interval.ms": 1_000,
-            "stats_cb": self._statistics, "error_cb": self._error,
+        return self._base | READING | {
+            "enable.partition.eof": True, "max.partition.fetch.bytes": 8 * 1024 * 1024,
+            "fetch.max.bytes": 64 * 1024 * 1024, "queued.max.messages.kbytes": 64 * 1024,
+            "stats_cb": self._statistics, "error_cb": warn,
         }  # fmt: skip
 
     def _assign(self, consumer: Consumer) -> None:
@@ -180,12 +185,8 @@ class Follower(Generic[C]):
                 records.append((number, self._read(message)))
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends[number] = message.offset()
-            elif error.code() in LOST:
-                raise NotThere(str(error))
-            elif error.fatal():
-                raise KafkaException(error)
             else:
-                log.warning("kafka", error=str(error))
+                weigh(error)
         if records or ends:
             self._replica.apply(records, ends.items())
             self._moved_at = time.monotonic()
@@ -219,13 +220,34 @@ class Follower(Generic[C]):
             self._moved()
 
     def _statistics(self, text: str) -> None:
-        up = any(broker["state"] == "UP" for broker in json.loads(text)["brokers"].values())
+        up = any_up(text)
         if up and not self._up:
             self._moved_at = time.monotonic()
         self._up, self._reason = up, "" if up else "Kafka does not answer"
 
-    def _error(self, error: KafkaError) -> None:
-        log.warning("kafka", error=str(error))
+
+def base(kafka: str) -> dict[str, Any]:
+    """Settings of every client."""
+    return {"bootstrap.servers": kafka, "log_level": 0, "topic.metadata.refresh.interval.ms": 30_000}
+
+
+def weigh(error: KafkaError) -> None:
+    """What an error in the place of a message means. Raises NotThere, KafkaException if it is for good."""
+    if error.code() in LOST:
+        raise NotThere(str(error))
+    if error.fatal():
+        raise KafkaException(error)
+    warn(error)
+
+
+def warn(error: KafkaError) -> None:
+    """The client goes on by itself."""
+    log.warning("kafka", error=str(error))
+
+
+def any_up(statistics: str) -> bool:
+    """Whether any broker is connected, from a client's statistics."""
+    return any(broker["state"] == "UP" for broker in json.loads(statistics)["brokers"].values())
 
 
 def change(message: Any) -> Change:

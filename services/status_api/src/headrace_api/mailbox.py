@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import threading
 import time
 import uuid
@@ -24,7 +23,18 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from headrace_api.follower import ASK_AGAIN_S, ASK_S, LOST, NotThere, Unreachable, describe
+from headrace_api.follower import (
+    ASK_AGAIN_S,
+    ASK_S,
+    READING,
+    NotThere,
+    Unreachable,
+    any_up,
+    base,
+    describe,
+    warn,
+    weigh,
+)
 from headrace_api.progress import STARTING
 from headrace_api.writing import NoAnswer, NotSent, Reply
 from headrace_core.partitioner import partition_of
@@ -61,7 +71,7 @@ class Mailbox:
         """`count` is told of each reply: `own`, `late` (nobody waits any more) or `other` (of another instance)."""
         self.alive_at = time.monotonic()
         self._raw, self._replies = prefix + "raw", prefix + "replies"
-        self._base = {"bootstrap.servers": kafka, "log_level": 0, "topic.metadata.refresh.interval.ms": 30_000}
+        self._base = base(kafka)
         self._count = count
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count(1)
@@ -149,24 +159,15 @@ class Mailbox:
             message = consumer.poll(POLL_S)
             producer.poll(0)
             self.alive_at = now = time.monotonic()
-            if message is not None:
-                self._take(message)
+            if message is not None and (error := message.error()) is not None:
+                weigh(error)
+            elif message is not None:
+                self._arrived(message)
             if self._fatal:
                 raise NotThere("the producer has failed for good")
             if now > look_at and not self._waiting:
                 self._look_after(admin, identity)
                 look_at = time.monotonic() + LOOK_AFTER_S
-
-    def _take(self, message: Any) -> None:
-        error = message.error()
-        if error is None:
-            self._arrived(message)
-        elif error.code() in LOST:
-            raise NotThere(str(error))
-        elif error.fatal():
-            raise KafkaException(error)
-        else:
-            log.warning("kafka", error=str(error))
 
     def _arrived(self, message: Any) -> None:
         correlation = (message.key() or b"").decode(errors="replace")
@@ -206,12 +207,8 @@ class Mailbox:
             log.warning("a write is not confirmed", error=str(error))
 
     def _reading(self) -> dict[str, Any]:
-        return self._base | {
-            "group.id": "headrace-api", "enable.auto.commit": False, "enable.auto.offset.store": False,
-            "isolation.level": "read_committed", "auto.offset.reset": "error", "fetch.queue.backoff.ms": 10,
-            "fetch.wait.max.ms": 100, "queued.max.messages.kbytes": 16 * 1024, "statistics.interval.ms": 1_000,
-            "stats_cb": self._statistics, "error_cb": self._error,
-        }  # fmt: skip
+        more = {"queued.max.messages.kbytes": 16 * 1024, "stats_cb": self._statistics, "error_cb": warn}
+        return self._base | READING | more
 
     def _writing(self) -> dict[str, Any]:
         return self._base | {
@@ -220,13 +217,10 @@ class Mailbox:
         }  # fmt: skip
 
     def _statistics(self, text: str) -> None:
-        self._up = any(broker["state"] == "UP" for broker in json.loads(text)["brokers"].values())
-
-    def _error(self, error: KafkaError) -> None:
-        log.warning("kafka", error=str(error))
+        self._up = any_up(text)
 
     def _failed(self, error: KafkaError) -> None:
-        self._error(error)
+        warn(error)
         self._fatal = self._fatal or error.fatal()
 
 

@@ -108,6 +108,17 @@ class Kept:
     write: Callable[[Overlay, bytes, bytes | None], bool]
 
 
+def opened(path: Path, connect: Callable[[Path], sqlite3.Connection]) -> tuple[sqlite3.Connection, bool]:
+    """The database; a damaged file is deleted and made anew (True). Raises sqlite3.OperationalError."""
+    try:
+        return connect(path), False
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        delete(path)
+        return connect(path), True
+
+
 class Replica:
     """The one writer of the database. Not for two threads at once."""
 
@@ -117,14 +128,8 @@ class Replica:
         self._kept = kept or REGISTRATION
         self.counts = Counts()
         self.partitions: dict[int, Partition] = {}
-        try:
-            self._db = connect(path)
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError:
-            delete(path)
-            self.counts.rebuilt += 1
-            self._db = connect(path)
+        self._db, anew = opened(path, connect)
+        self.counts.rebuilt += anew
 
     def close(self) -> None:
         """Close the database."""
