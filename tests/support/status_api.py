@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from headrace_api import app
 from headrace_api.calls import Calls, Source
+from headrace_api.capacity import CapacityHandler
 from headrace_api.events import EventLog, Events, Told
 from headrace_api.mailbox import read_reply
 from headrace_api.metrics import Metrics
@@ -25,6 +26,8 @@ from headrace_api.replica import Replica
 from headrace_api.situation import Situation
 from headrace_api.wakeup import Wakeup
 from headrace_api.writing import NoAnswer, NotSent, Reply, Writer
+from headrace_core.capacity.memory_store import MemoryStore
+from headrace_core.capacity.protocol import ResourceConfig
 from headrace_core.partitioner import partition_of
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.stage import Emission, Record
@@ -98,7 +101,11 @@ class Fixture:
         source = Source(Events(path / "events.db"), self.told, lambda: self.events_progress)
         self.calls = Calls(config, reader, lambda: self.progress, self.moved, writer, source, self.metrics)
         situation = Situation(lambda: self.progress, lambda: self.events_progress, self.mail)
-        self.app: ASGIApp = app.build(app.Handlers(self.calls, reader, situation, self.metrics), self.metrics)
+        self.leases = MemoryStore(lambda: self.now)
+        self.leases.provision(ResourceConfig(resource="database", shared_capacity=500, factor=10))
+        capacity = CapacityHandler(self.leases.status, self.metrics.registry)
+        handlers = app.Handlers(self.calls, reader, situation, capacity, self.metrics)
+        self.app: ASGIApp = app.build(handlers, self.metrics)
 
     def feed(self, at: int, topic: str, payload: Any) -> None:
         """One MQTT message, received at `at` (ms)."""

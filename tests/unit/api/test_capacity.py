@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
+from headrace_api import openapi
 from headrace_api.capacity import CapacityHandler
+from headrace_api.settings import Settings
 from headrace_capacity.coordinator import Coordinator, CoordinatorStore
 from headrace_core.capacity.protocol import LeaseRequest, ResourceConfig
+from headrace_core.errors import ConfigError
+from tests.support.status_api import fixture
 
 
 @pytest.fixture
@@ -44,6 +50,34 @@ async def test_it_tells_what_the_store_knows_and_shows_it_as_metrics(coordinator
     assert registry.get_sample_value("headrace_capacity_granted", {**sample, "dimension": ""}) == 40
     assert 0 < (registry.get_sample_value("headrace_capacity_pause_ms", sample) or 0) <= 60_000
     store.close()
+
+
+async def test_the_api_answers_it_as_its_document_says(tmp_path: Path) -> None:
+    given = fixture(tmp_path, [])
+    given.leases.sync(LeaseRequest(resource="database", owner="w", seq=1, want=40, used=387))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(given.app), base_url="http://api") as client:
+        answer = await client.get("/v1/capacity/database")
+        missing = await client.get("/v1/capacity/other")
+        refused = await client.put("/v1/capacity/database")
+    for body in (answer.json(), openapi.CAPACITY_EXAMPLE):
+        jsonschema.validate(body, openapi.SCHEMAS["Capacity"])
+    assert (answer.status_code, answer.json()["granted"], answer.json()["free"]) == (200, 400, 100)
+    assert (missing.status_code, missing.json()["type"]) == (404, "urn:headrace:capacity:unknown_resource")
+    assert refused.status_code == 405
+
+
+def test_the_settings_of_the_lease_store_are_checked(tmp_path: Path) -> None:
+    assert Settings().lease_status() is None
+    (tmp_path / "token").write_text("t\n")
+    assert Settings(capacity_store="tcp://h:1", capacity_token_file=tmp_path / "token").lease_status() is not None
+    for wrong, named in (
+        (Settings(capacity_store="ftp://h"), "capacity_store"),
+        (Settings(capacity_store="tcp://h:1"), "capacity_token_file"),
+        (Settings(capacity_store="tcp://h:1", capacity_token_file=tmp_path / "none"), "capacity_token_file"),
+    ):
+        with pytest.raises(ConfigError) as found:
+            wrong.lease_status()
+        assert found.value.field == named
 
 
 async def test_what_is_not_known_is_a_problem_document(coordinator: Coordinator) -> None:

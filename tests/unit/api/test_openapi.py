@@ -29,7 +29,7 @@ CHECKS = [
     response_headers_conformance,
 ]  # fmt: skip
 KNOWN = {"root": ["te"], "s1": ["device", "line"], "s2": ["press", "oven", "main"], "s3": ["service", "%20"],
-         "s4": ["monitor"], "key": ["os", "name", "interval_s"]}  # fmt: skip
+         "s4": ["monitor"], "key": ["os", "name", "interval_s"], "resource": ["database"]}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from headrace_api import app, events, follower, logs, mailbox, replica
 from headrace_api.calls import Calls, Source
+from headrace_api.capacity import CapacityHandler
 from headrace_api.metrics import Metrics
 from headrace_api.protocol import TimedProtocol
 from headrace_api.reading import Reader
@@ -87,7 +88,8 @@ def application(settings: Settings, parts: Parts) -> tuple[ASGIApp, Calls]:
         parts.config, reader, lambda: parts.replica.progress, parts.moved, writer, source, parts.metrics
     )  # fmt: skip
     situation = Situation(lambda: parts.replica.progress, lambda: parts.events.progress, parts.mailbox)
-    return app.build(app.Handlers(calls, reader, situation, parts.metrics), parts.metrics), calls
+    capacity = CapacityHandler(settings.lease_status(), parts.metrics.registry)
+    return app.build(app.Handlers(calls, reader, situation, capacity, parts.metrics), parts.metrics), calls
 
 
 async def serve(settings: Settings, parts: Parts, listener: socket.socket) -> list[BaseException]:
@@ -125,6 +127,7 @@ async def serve(settings: Settings, parts: Parts, listener: socket.socket) -> li
 def run(settings: Settings) -> None:
     """Everything, until a signal. Raises what makes the process fail."""
     settings.registration_config()
+    settings.lease_status()
     family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
     with socket.create_server((settings.http_host, settings.http_port), family=family, backlog=512) as listener:
         parts = Parts(settings)

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace_api import openapi, page, problems
 from headrace_api.calls import Answers, Calls, respond
+from headrace_api.capacity import PREFIX, CapacityHandler
 from headrace_api.encoding import Encoded, compressed
 from headrace_api.metrics import Metrics
 from headrace_api.situation import Situation
@@ -54,10 +55,13 @@ def encoded(raw: bytes) -> str:
 
 
 class Handlers:
-    """What is beside the calls: health, metrics, the document and the page."""
+    """What is beside the calls: health, metrics, the document, the page, and the shared capacity."""
 
-    def __init__(self, calls: Calls, answers: Answers, situation: Situation, metrics: Metrics) -> None:
+    def __init__(
+        self, calls: Calls, answers: Answers, situation: Situation, capacity: CapacityHandler, metrics: Metrics
+    ) -> None:
         self.calls = calls
+        self.capacity = capacity
         self._answers = answers
         self._situation = situation
         self._metrics = metrics
@@ -119,7 +123,7 @@ def build(handlers: Handlers, metrics: Metrics) -> ASGIApp:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     for path, handler in {
         "/": handlers.page, "/healthz": handlers.healthz, "/readyz": handlers.readyz, "/metrics": handlers.metrics,
-        "/openapi.json": handlers.document,
+        "/openapi.json": handlers.document, f"{PREFIX}{{resource:path}}": handlers.capacity.answer,
     }.items():  # fmt: skip
         app.add_route(path, handler, READS)
         app.add_route(path, _options, ["OPTIONS"])

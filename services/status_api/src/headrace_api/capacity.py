@@ -1,4 +1,4 @@
-"""`GET /v1/capacity` and `GET /v1/capacity/{resource}`: what a lease store knows of a shared capacity (capacity.md 19).
+"""`GET /v1/capacity/{resource}`: what a lease store knows of a shared capacity (capacity.md 19).
 
 The store is asked anew by each request, in a thread; it is not on the way of any other answer. The same numbers are
 Prometheus metrics, of the last answer that the store gave to this API.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
@@ -51,16 +52,17 @@ class CapacityHandler:
         }
 
     async def answer(self, request: Request) -> Response:
+        """200 with the status, 404 for a resource that is not known, 503 while the store does not answer."""
         path = request.scope["path"]
         name = unquote(path.removeprefix(PREFIX))
         if self._status is None:
-            return problems.problem(404, "no_lease_store", "this API was given no lease store (capacity_store)", path)
+            return _problem(404, "no_lease_store", "this API was given no lease store (capacity_store)", path)
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._threads, self._status, name)
         except UnknownResource:
-            return problems.problem(404, "unknown_resource", f"the lease store knows no resource {name!r}", path)
+            return _problem(404, "unknown_resource", f"the lease store knows no resource {name!r}", path)
         except LeaseStoreUnavailable as error:
-            return problems.problem(503, "lease_store_unavailable", str(error), path)
+            return _problem(503, "lease_store_unavailable", str(error), path)
         self._show(found)
         return Response(msgspec.json.encode(document(found)), 200, {"Cache-Control": "no-store"}, "application/json")
 
@@ -71,6 +73,11 @@ class CapacityHandler:
         numbers = {"waiting": found.waiting, "pause_ms": found.pause_ms, "factor": found.factor / 1000}
         for name, value in {**numbers, "owners": len(found.owners)}.items():
             self._plain[name].labels(found.resource).set(value)
+
+
+def _problem(status: int, reason: str, detail: str, path: str) -> Response:
+    headers = {"Retry-After": problems.RETRY_S} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    return problems.problem(status, reason, detail, path, headers=headers, type=f"urn:headrace:capacity:{reason}")
 
 
 def document(found: StoreStatus) -> dict[str, Any]:

@@ -246,6 +246,48 @@ def _entity(template: str, words: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
+CAPACITY_EXAMPLE = {
+    "resource": "database", "shared_capacity": 500, "max_capacity": 500, "granted": 400, "used": 387, "free": 100,
+    "waiting": 0, "pause_ms": 0, "factor": 1.0, "learning": False, "config_version": 1, "in_force_version": 1,
+    "owners": [
+        {"owner": "writer-1:4711:5d414", "want": 40, "share": 40, "partitions": 40, "granted": 400, "used": 387,
+         "reserve": False},
+    ],
+}  # fmt: skip
+
+
+STORE_AWAY = {
+    "description": "the lease store does not answer",
+    "headers": NOT_READY["headers"],
+    "content": {
+        problems.MEDIA_TYPE: {
+            "schema": ref("Problem"),
+            "examples": {
+                "no_answer": {
+                    "value": problems.document(
+                        503, "lease_store_unavailable", "the lease store in PostgreSQL did not answer within 2000 ms",
+                        "/v1/capacity/database",
+                    ) | {"type": "urn:headrace:capacity:lease_store_unavailable"}
+                }
+            },
+        }
+    },
+}  # fmt: skip
+
+
+def _capacity() -> dict[str, Any]:
+    found = _plain(
+        "what is granted of a shared capacity, used and waited for, in sum and per owner",
+        _ok("application/json", ref("Capacity"), CAPACITY_EXAMPLE)
+        | _answers("", "GET", {}, (404,))
+        | {"503": STORE_AWAY},
+    )
+    name = {"name": "resource", "in": "path", "required": True, "schema": TEXT, "description": "name of the resource",
+            "example": "database"}  # fmt: skip
+    found["get"]["parameters"].append(name)
+    return found
+
+
 PATHS: dict[str, Any] = {
     ENTITIES:
         _get(ENTITIES, "the entities of a root, by depth, then by the path from the top",
@@ -287,6 +329,7 @@ PATHS: dict[str, Any] = {
                  "schema": ref("Problem"),
                  "examples": {"parameter": {"value": problems.document(
                      400, "invalid_query", "no parameter 'x' here", "/v1/status")}}}}}}),
+    "/v1/capacity/{resource}": _capacity(),
     "/": _plain("a page for people; `root` chooses one",
                 _ok("text/html", TEXT, "<!doctype html>") | _answers("", "GET", {}, (404,)),
                 _query("root", TEXT, "first segment of the MQTT topics of a gateway")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import msgspec
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from headrace_capacity.stores import open_store
+from headrace_core.capacity.errors import CapacityConfig
+from headrace_core.capacity.protocol import StoreStatus
 from headrace_core.errors import ConfigError
 from headrace_core.registration.config import RegistrationConfig
 
@@ -34,6 +38,11 @@ class Settings(BaseSettings):
     write_wait_s: float = Field(default=10.0, gt=0, le=60)
     """How long a write waits for its answer before it is answered 504, in seconds (`registration.md` 11)."""
 
+    capacity_store: str = ""
+    """Address of the lease store for `/v1/capacity` (`headrace_capacity.stores`); empty: none."""
+    capacity_token_file: Path | None = None
+    """File with the token of a coordinator."""
+
     @property
     def database(self) -> Path:
         """The file of the replica."""
@@ -48,6 +57,20 @@ class Settings(BaseSettings):
     def events(self) -> Path:
         """The file of the events."""
         return self.data_dir / "events.db"
+
+    def lease_status(self) -> Callable[[str], StoreStatus] | None:
+        """How the lease store is asked; nothing is connected yet. Raises ConfigError, which names the setting."""
+        if not self.capacity_store:
+            return None
+        try:
+            token = self.capacity_token_file.read_text().strip() if self.capacity_token_file is not None else ""
+        except OSError as error:
+            raise ConfigError("capacity_token_file", f"cannot be read: {error.strerror}") from error
+        try:
+            return open_store(self.capacity_store, token=token).status
+        except CapacityConfig as error:
+            setting = "capacity_token_file" if error.field == "token" else "capacity_store"
+            raise ConfigError(setting, str(error)) from error
 
     def registration_config(self) -> RegistrationConfig:
         """What the engine is configured with. Raises ConfigError, which names the setting."""

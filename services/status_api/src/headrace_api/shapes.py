@@ -32,11 +32,30 @@ STATUS_HEAD = {"@topic-id": TEXT, "root": TEXT, "state": STATE, "since": {"type"
 CACHE = ("telemetry", "telemetry_bytes", "metadata", "metadata_bytes")
 PLACE = closed_object({"offset": COUNT, "lag": COUNT, "source": {"type": "integer"}})
 
+AMOUNT = {
+    "oneOf": [COUNT, COUNTS],
+    "description": "units per second: one number, or one by dimension",
+}
+LEASE_OWNER = closed_object(
+    {
+        "owner": TEXT, "want": COUNT, "share": COUNT, "partitions": COUNT, "granted": AMOUNT, "used": AMOUNT,
+        "reserve": {"type": "boolean"},
+    }
+)  # fmt: skip
+
 SCHEMAS: dict[str, Any] = {
+    "Capacity": closed_object(
+        {
+            "resource": TEXT, "shared_capacity": AMOUNT, "max_capacity": AMOUNT, "granted": AMOUNT, "used": AMOUNT,
+            "free": AMOUNT, "waiting": COUNT, "pause_ms": COUNT, "factor": {"type": "number"},
+            "learning": {"type": "boolean"}, "config_version": COUNT, "in_force_version": COUNT,
+            "owners": {"type": "array", "items": LEASE_OWNER},
+        }
+    ),
     "Problem": closed_object(
         {"type": TEXT, "title": TEXT, "status": {"type": "integer"}, "detail": TEXT, "instance": TEXT, "reason": TEXT},
         closed=False,
-    ) | {"description": "RFC 9457; `type` is `urn:headrace:registration:<reason>`"},
+    ) | {"description": "RFC 9457; `type` is `urn:headrace:<part>:<reason>`; part: registration or capacity"},
     "Entity": closed_object({"@topic-id": TEXT} | PARTS, REFERENCES),
     "Registration": closed_object(
         STATUS_HEAD,
