@@ -36,8 +36,10 @@ test: system setup ## set everything up and pass the tests, two files at a time
 	$(RUN) pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: soak
-soak: setup ## the long runs: simulations of 1,000,000 steps, never over with 8 processes, and all that is marked soak
-	HEADRACE_NEVER_OVER_S=60 HEADRACE_NEVER_OVER_PROCESSES=8 $(RUN) pytest --timeout=3600 tests/chaos/test_never_over_processes.py
+soak: system setup ## the long runs: 1,000,000 steps of each simulation, never over with up to 8 processes, all marked soak
+	for n in 1 2 4 8; do HEADRACE_NEVER_OVER_S=60 HEADRACE_NEVER_OVER_PROCESSES=$$n \
+	  $(RUN) pytest --timeout=3600 tests/chaos/test_never_over_processes.py || exit 1; done
+	$(RUN) pytest --timeout=3600 -m soak
 	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest --timeout=3600 tests/model/test_batching_simulation.py \
 	  tests/model/test_registration_simulation.py tests/model/test_timeline_simulation.py
 
@@ -52,8 +54,9 @@ demo: system setup ## the whole on this computer: its own readings from MQTT to 
 	@.venv/bin/headrace demo  # not by way of uv, which keeps the terminal's death (SIGHUP) to itself
 
 .PHONY: bench
-bench: setup ## figures of the engines beside their targets (a quarter of an hour; --quick: a minute)
+bench: setup ## figures of the engines and of a shared capacity beside their targets (six minutes; --quick: two)
 	$(RUN) python -m bench engines --json
+	$(RUN) python -m bench capacity --json
 
 .PHONY: up
 up: ## build and start all in Docker, wait until healthy, print where it listens

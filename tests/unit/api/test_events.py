@@ -290,4 +290,8 @@ async def test_a_wakeup_wakes_everybody_once() -> None:
     await asyncio.sleep(0)
     await asyncio.to_thread(wakeup.notify)
     await asyncio.wait_for(asyncio.gather(*waiting), 30)
-    await wakeup.wait(0.01)  # that was told before
+    later = asyncio.create_task(wakeup.wait(60))
+    await asyncio.sleep(0.05)
+    assert not later.done(), "what was told before wakes nobody again"
+    wakeup.notify()
+    await asyncio.wait_for(later, 30)

@@ -165,13 +165,13 @@ def _moved(store: Store, root: str, top: str | None, moves: Moves) -> list[tuple
     for tid in moves:
         path = path_of(store, root, tid)
         known = store.entity(root, tid) is not None and (top is None or top in path[:-1])
-        todo = [path] if known else []
-        while todo:
-            path = todo.pop()
+        paths = [path] if known else []
+        while paths:
+            path = paths.pop()
             if path[-1] in found:
                 continue
             found[path[-1]] = path
-            todo += [[*path, child] for child in children_from(store, root, path[-1], "")]
+            paths += [[*path, child] for child in children_from(store, root, path[-1], "")]
     items = []
     for tid, path in found.items():
         before = path_before(path, moves)

@@ -66,17 +66,17 @@ write_plain = msgspec.json.Encoder().encode
 
 def same(left: Any, right: Any) -> bool:
     """Equal as JSON values: order of members does not count, true is not 1, 1 is 1.0."""
-    todo = [(left, right)]
-    while todo:
-        a, b = todo.pop()
+    pairs = [(left, right)]
+    while pairs:
+        a, b = pairs.pop()
         if isinstance(a, dict) and isinstance(b, dict):
             if a.keys() != b.keys():
                 return False
-            todo.extend((a[k], b[k]) for k in a)
+            pairs.extend((a[k], b[k]) for k in a)
         elif isinstance(a, list) and isinstance(b, list):
             if len(a) != len(b):
                 return False
-            todo.extend(zip(a, b, strict=True))
+            pairs.extend(zip(a, b, strict=True))
         elif isinstance(a, bool) != isinstance(b, bool) or a != b:
             return False
     return True
