@@ -33,11 +33,11 @@ def coordinator() -> Iterator[Open]:
 
 @contextmanager
 def postgres() -> Iterator[Open]:
-    """Makes clients of a PostgreSQL of its own."""
-    from tests.support.postgres import server
+    """Makes clients of a PostgreSQL of its own, whose commits are durable."""
+    from tests.support.postgres import running
 
-    with server() as url:
-        yield lambda: PostgresStore(url)
+    with running() as server:
+        yield lambda: PostgresStore(server.url)
 
 
 def figures(*, quick: bool = False) -> list[Figure]:
