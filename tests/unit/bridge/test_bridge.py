@@ -13,7 +13,7 @@ import pytest
 
 from headrace_bridge import http
 from headrace_bridge.bridge import Bridge
-from headrace_bridge.connection import Connection, ConnectionLost, Target
+from headrace_bridge.connection import READ_BYTES, RESERVE_BYTES, Connection, ConnectionLost, Target
 from headrace_bridge.inflight import Window
 from headrace_bridge.receive import Receiver
 from headrace_bridge.record import Router
@@ -161,6 +161,7 @@ def test_a_broker_that_ignores_the_window_is_held_back_by_not_reading(tmp_path: 
     end = time.monotonic() + 3
     while time.monotonic() < end:
         assert peer.packet() == b"\xc0", "nothing but PINGREQ"
+        peer.send(b"\xd0\0")
         pings += 1
     assert pings >= 3
     assert len(rig.outlet.sent) == 10
@@ -178,6 +179,38 @@ def test_a_silent_connection_is_opened_anew(tmp_path: Path) -> None:
     again = rig.broker.accept(CONNACK_PRESENT)  # no PINGRESP, no FIN: half open
     again.send(publish(b"te/a", b"1", 1))
     assert again.acknowledgement() == b"\x40\0\1"
+    rig.end()
+
+
+def test_a_half_open_connection_is_noticed_while_the_window_is_full(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, window=10, keep_alive_s=1)
+    peer = rig.broker.accept()
+    rig.outlet.holding = True
+    peer.send(b"".join(publish(b"te/a", b"%d" % number, number) for number in range(1, 16)))
+    until(lambda: rig.number("in_flight") == 10, "the window is full")
+    again = rig.broker.accept(CONNACK_PRESENT)  # no PINGRESP came
+    assert rig.number("in_flight") == 10
+    rig.outlet.holding = False
+    again.send(b"".join(publish(b"te/a", b"%d" % number, number, dup=True) for number in range(1, 16)))
+    for number in range(1, 16):
+        assert again.acknowledgement() == b"\x40" + number.to_bytes(2, "big")
+    rig.end()
+
+
+def test_a_flood_is_read_into_the_reserve_and_no_further(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, window=10)
+    peer = rig.broker.accept()
+    rig.outlet.holding = True
+    flood = publish(b"te/a", b"x" * 1_000, 1) * 40_000
+    sender = run(lambda: peer.sock.settimeout(60) or peer.send(flood))
+    connection = rig.bridge._connection
+    assert connection is not None
+    until(lambda: not connection.may_read, "the reserve is full")
+    until(lambda: rig.number("in_flight") == 10, "the window is full")
+    assert connection.decoder.held < RESERVE_BYTES + READ_BYTES
+    assert sender.is_alive(), "the broker is held back"
+    rig.outlet.holding = False
+    until(lambda: rig.number("received") == 40_000, "all is read in the end")
     rig.end()
 
 

@@ -19,8 +19,10 @@ from pydantic_settings import SettingsError
 from headrace_bridge import http, kafka, logs, outbound
 from headrace_bridge.bridge import Bridge, Snapshot
 from headrace_bridge.connection import Target
+from headrace_bridge.doubts import resolve
 from headrace_bridge.inflight import Window
 from headrace_bridge.kafka import KafkaNotReady, Outlet
+from headrace_bridge.ledger import Ledger
 from headrace_bridge.receive import Receiver
 from headrace_bridge.record import DEAD_LETTER, RAW, Router
 from headrace_bridge.settings import BridgeSettings
@@ -89,11 +91,14 @@ def build(settings: BridgeSettings, base: dict[str, str], limits: dict[str, int]
     """All parts of a bridge, tied together."""
     target = target_of(settings)
     outlet = Outlet(base, limits=limits, max_held_bytes=settings.max_in_flight_bytes)
+    ledger = Ledger(settings.state_dir, settings.client_id)
+    resolve(ledger, base, settings.prefix + DEAD_LETTER)
     receiver = Receiver(
         outlet,
         Window(settings.max_in_flight, settings.max_in_flight_bytes),
         Router(settings.prefix, limits, settings.root_pattern, settings.routes, retain_as_published=target.v5),
         lambda: time.time_ns() // 1_000_000,
+        ledger,
     )
     out = outbound.Outbound(
         outbound.consumer(base, settings.prefix), outlet, prefix=settings.prefix, window=settings.outbound_window,
