@@ -5,6 +5,7 @@ Exit codes: 0 after SIGTERM or SIGINT, 2 when a setting is wrong, 70 after an er
 
 from __future__ import annotations
 
+import gc
 import signal
 import ssl
 import sys
@@ -33,6 +34,8 @@ log = structlog.get_logger("headrace_bridge")
 
 WRONG_SETTING, FAILED = 2, 70
 ASK_AGAIN_S = 2.0
+COLLECT_AFTER = 50_000
+"""Container objects. A message makes some and none is part of a cycle: looking for cycles every 700 is for nothing."""
 
 
 def target_of(settings: BridgeSettings) -> Target:
@@ -129,6 +132,8 @@ def run(settings: BridgeSettings) -> None:
         bridge = build(settings, base, limits)
         if stopping.is_set():
             bridge.stop()
+        gc.freeze()
+        gc.set_threshold(COLLECT_AFTER, 20, 50)
         bridge.run()
     web.shutdown()
 

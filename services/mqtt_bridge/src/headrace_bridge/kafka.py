@@ -99,7 +99,7 @@ class Outlet:
         It counts what was delivered in `produced` itself.
         """
         try:
-            self._produce(topic, value, key, on_delivery=report, headers=headers)
+            self._produce(topic, value, key, -1, report, None, 0, headers)  # by place: keywords cost as much again
         except BufferError:
             self.later(partial(self.produce, topic, value, key, report, headers), "the queue is full")
         except KafkaException as error:

@@ -36,6 +36,7 @@ class Receiver:
         self, outlet: Outlet, window: Window, router: Router, clock_ms: Callable[[], int], ledger: Ledger | None = None
     ) -> None:
         self._outlet = outlet
+        self._produce = outlet.produce
         self._router = router
         self._clock_ms = clock_ms
         self._ledger = ledger
@@ -59,9 +60,9 @@ class Receiver:
 
     def publish(self, message: Publish) -> None:
         """A message came; `begin` was called before."""
-        topic, _, qos, *_ = message
+        topic, payload, qos, retain, dup, _, properties, missing, malformed = message
         self.by_qos[qos] += 1
-        identity = identity_of(topic, message.payload) if qos == 2 else b""
+        identity = identity_of(topic, payload) if qos == 2 else b""
         entry, fresh = self.window.arrived(message, self._now_ms, identity)
         if not fresh:
             return
@@ -74,15 +75,19 @@ class Receiver:
             return
         if qos == 2 and self._ledger is not None:
             self._ledger.begin(message.packet_id, identity, self._now_ms, route.topic)
-        if len(message.payload) > route.limit or message.missing or message.malformed_properties:
+        if len(payload) > route.limit or missing or malformed:
             refusal = self._router.refusal(message)
             assert refusal is not None
             self._bury(message, refusal, entry)
             return
-        self._outlet.produce(
-            route.topic, message.payload, route.key, partial(self._delivered, entry),
-            self._router.headers(message, route, self._received),
-        )  # fmt: skip
+        if properties:
+            headers = self._router.headers(message, route, self._received)
+        elif route.made_for == (made_for := (qos, retain, dup, self._now_ms)):
+            headers = route.headers
+        else:
+            route.headers = headers = self._router.headers(message, route, self._received)
+            route.made_for = made_for
+        self._produce(route.topic, payload, route.key, partial(self._delivered, entry), headers)
 
     def _route(self, topic: bytes) -> Route | None:
         route = self._router.route(topic)

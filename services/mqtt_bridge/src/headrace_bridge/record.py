@@ -12,7 +12,6 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
@@ -51,13 +50,20 @@ class Refusal:
     detail: str
 
 
-class Route(NamedTuple):
-    """What follows from a topic alone: Kafka topic, key, the header `topic`, and the most bytes of a payload."""
+@dataclass(slots=True, eq=False)
+class Route:
+    """What follows from a topic alone: Kafka topic, key, the header `topic`, and the most bytes of a payload.
+
+    `headers` are those of the last message without properties, `made_for` its flags and time: the next one has the
+    same as a rule.
+    """
 
     topic: str
     key: bytes
     header: tuple[str, bytes]
     limit: int
+    headers: Headers = field(default_factory=list)
+    made_for: tuple[object, ...] = ()
 
 
 QOS = [("qos", b"%d" % qos) for qos in range(3)]
