@@ -1,4 +1,4 @@
-"""`python -m headrace_bridge`: builds the bridge from the environment and runs it until SIGTERM or an error.
+"""`python -m headrace_bridge`: builds the bridge from its settings and runs it until SIGTERM or an error.
 
 Exit codes: 0 after SIGTERM or SIGINT, 2 when a setting is wrong, 70 after an error while running.
 """
@@ -26,7 +26,7 @@ from headrace_bridge.kafka import KafkaNotReady, Outlet
 from headrace_bridge.ledger import Ledger
 from headrace_bridge.receive import Receiver
 from headrace_bridge.record import DEAD_LETTER, RAW, Router
-from headrace_bridge.settings import BridgeSettings
+from headrace_bridge.settings import BridgeSettings, in_one_line
 from headrace_bridge.subscriptions import FilterMemory
 from headrace_core.errors import ConfigError
 
@@ -53,10 +53,14 @@ def tls_of(settings: BridgeSettings) -> ssl.SSLContext | None:
         return None
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca_file)
-        if settings.tls_cert_file is not None:
+    except (OSError, ValueError) as error:
+        raise ConfigError("tls_ca_file", f"{settings.tls_ca_file}: {error}") from error
+    if settings.tls_cert_file is not None:
+        try:
             context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
-    except OSError as error:
-        raise ConfigError("tls_ca_file, tls_cert_file, tls_key_file", str(error)) from error
+        except (OSError, ValueError) as error:
+            files = f"{settings.tls_cert_file}, {settings.tls_key_file}"
+            raise ConfigError("tls_cert_file, tls_key_file", f"{files}: {error}") from error
     return context
 
 
@@ -73,6 +77,21 @@ def secret(field: str, path: Path | None) -> str | None:
 def kafka_base(settings: BridgeSettings) -> dict[str, str]:
     """What all Kafka clients of the bridge share."""
     base = {"client.id": settings.client_id, **settings.kafka_options, "bootstrap.servers": settings.kafka}
+    protocol = ("SASL_" if settings.kafka_sasl else "") + ("SSL" if settings.kafka_tls else "PLAINTEXT")
+    if protocol != "PLAINTEXT":
+        base["security.protocol"] = protocol
+    files = {
+        "ssl.ca.location": ("kafka_tls_ca_file", settings.kafka_tls_ca_file),
+        "ssl.certificate.location": ("kafka_tls_cert_file", settings.kafka_tls_cert_file),
+        "ssl.key.location": ("kafka_tls_key_file", settings.kafka_tls_key_file),
+    }
+    for option, (field, path) in files.items():
+        if secret(field, path) is not None:
+            base[option] = str(path)
+    if settings.kafka_sasl:
+        base["sasl.mechanism"] = settings.kafka_sasl
+    if settings.kafka_user is not None:
+        base["sasl.username"] = settings.kafka_user
     password = secret("kafka_password_file", settings.kafka_password_file)
     return base if password is None else {**base, "sasl.password": password}
 
@@ -143,7 +162,10 @@ def main() -> int:
     logs.configure()
     try:
         run(BridgeSettings())
-    except (ValidationError, SettingsError, ConfigError) as error:
+    except ValidationError as error:
+        log.critical("wrong setting", error=in_one_line(error))
+        return WRONG_SETTING
+    except (SettingsError, ConfigError) as error:
         log.critical("wrong setting", error=str(error))
         return WRONG_SETTING
     except Exception as error:

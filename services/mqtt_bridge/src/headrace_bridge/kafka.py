@@ -158,8 +158,9 @@ class Outlet:
 def limits(base: Mapping[str, str], topics: list[str], timeout_s: float = 5.0) -> dict[str, int]:
     """max.message.bytes of topics (bridge.md 2). Raises KafkaNotReady with a line that names what is wrong, and
     ConfigError for an option that librdkafka does not take."""
+    said: list[str] = []
     try:
-        admin = AdminClient({**base, "log_level": 0})
+        admin = AdminClient({**base, "log_level": 0, "error_cb": lambda error: said.append(error.str())})
     except KafkaException as error:
         raise ConfigError("kafka_options", error.args[0].str()) from error
     try:
@@ -170,5 +171,7 @@ def limits(base: Mapping[str, str], topics: list[str], timeout_s: float = 5.0) -
         asked = admin.describe_configs([ConfigResource("topic", topic) for topic in topics], request_timeout=timeout_s)
         answers: dict[str, Any] = {resource.name: future.result(timeout_s) for resource, future in asked.items()}
     except KafkaException as error:
-        raise KafkaNotReady(f"{base['bootstrap.servers']}: {error.args[0]}") from error
+        admin.poll(0)  # why a connection fails is told there alone
+        why = ". ".join([error.args[0].str(), *dict.fromkeys(said[-2:])])
+        raise KafkaNotReady(f"{base['bootstrap.servers']}: {why}") from error
     return {topic: int(answers[topic]["max.message.bytes"].value) for topic in topics}
