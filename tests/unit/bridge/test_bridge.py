@@ -215,11 +215,16 @@ def test_a_flood_is_read_into_the_reserve_and_no_further(tmp_path: Path) -> None
 
 
 def test_a_malformed_packet_ends_the_connection_and_is_counted(rig: Rig) -> None:
-    rig.broker.accept().send(b"\x36\x05\x00\x01t\x00\x01")
+    peer = rig.broker.accept()
+    peer.send(b"\x36\x05\x00\x01t\x00\x01")
+    assert peer.packet() == b"\xe0\x81", "DISCONNECT: malformed packet"
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    peer.send(b"\xf0\x02\x18\x00")
+    assert peer.packet() == b"\xe0\x82", "AUTH is a protocol error here"
     peer = rig.broker.accept(CONNACK_PRESENT)
     peer.send(publish(b"te/a", b"1", 1))
     assert peer.acknowledgement() == b"\x40\0\1"
-    assert rig.number("decode_errors") == 1
+    assert rig.number("decode_errors") == 2
 
 
 def test_a_broker_without_the_session_is_subscribed_again(rig: Rig) -> None:

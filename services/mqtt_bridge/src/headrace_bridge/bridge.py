@@ -24,6 +24,7 @@ from headrace_bridge.connection import Connection, ConnectionLost, Target
 from headrace_bridge.kafka import Outlet
 from headrace_bridge.outbound import FAILED, Outbound
 from headrace_bridge.packets import (
+    PROTOCOL_ERROR,
     PUBACK,
     PUBREL,
     SUBACK,
@@ -198,9 +199,9 @@ class Bridge:
             case Ack(kind=kind) if kind == UNSUBACK:
                 self._memory.save(set(self._subscriptions))
             case Ack(kind=kind):
-                raise MalformedPacket(f"a packet of kind {kind} that answers nothing")
+                raise MalformedPacket(f"a packet of kind {kind} that answers nothing", PROTOCOL_ERROR)
             case Connack():
-                raise MalformedPacket("a second CONNACK")
+                raise MalformedPacket("a second CONNACK", PROTOCOL_ERROR)
             case Disconnected():
                 raise ConnectionLost(f"the broker disconnects with reason code {packet.code:#x}")
             case Pong() | Publish():
@@ -223,7 +224,7 @@ class Bridge:
         self._counts["decode_errors"] += isinstance(error, MalformedPacket)
         if self._subscribed:
             self._failures = 0
-        self._connection.abort()
+        self._connection.abort(error.reason if isinstance(error, MalformedPacket) else None)
         self._connection = None
         self._subscribed = False
         self._backlog = False

@@ -66,6 +66,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, target: Target) -> None:
         self._sock = sock
+        self._v5 = target.v5
         self.decoder = Decoder(v5=target.v5)
         self._out = bytearray()
         self._space = memoryview(bytearray(READ_BYTES))
@@ -217,6 +218,9 @@ class Connection:
                 continue
         self.abort()
 
-    def abort(self) -> None:
-        """Close at once."""
+    def abort(self, reason: int | None = None) -> None:
+        """Close at once; on MQTT 5 tell the broker why, if there is a reason code and it takes it."""
+        if reason is not None and self._v5:
+            with contextlib.suppress(OSError):
+                self._sock.send(packets.DISCONNECT_FOR_BYTES + bytes((reason,)))
         self._sock.close()

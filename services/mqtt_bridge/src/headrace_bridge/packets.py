@@ -30,15 +30,23 @@ Value = int | bytes | tuple[bytes, bytes]
 Properties = tuple[tuple[int, Value], ...]
 
 PINGREQ_BYTES = b"\xc0\x00"
+DISCONNECT_FOR_BYTES = b"\xe0\x01"  # and the reason code
 DISCONNECT_BYTES = b"\xe0\x00"  # normal: the session stays for its expiry interval, no will is sent
 LONGEST_LENGTH = 4  # bytes of a variable byte integer
 
 
+MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
+
+
 class MalformedPacket(HeadraceError):
-    """The stream cannot be read on; close the connection and open another."""
+    """The stream cannot be read on; close the connection and open another. `reason`: MQTT 5's code for DISCONNECT."""
 
     code = "malformed_packet"
     retry = True
+
+    def __init__(self, problem: str, reason: int = MALFORMED) -> None:
+        super().__init__(problem)
+        self.reason = reason
 
 
 class Publish(NamedTuple):
@@ -103,22 +111,42 @@ def decode(head: int, body: bytes, missing: int = 0, *, v5: bool) -> Packet:
     kind = head >> 4
     if kind == PUBLISH:
         return _publish(head, body, missing, v5=v5)
+    if head & 15 != (2 if kind == PUBREL else 0):
+        raise MalformedPacket(f"a packet of kind {kind} with flags {head & 15}")
     if kind in (PUBACK, PUBREC, PUBREL, PUBCOMP):
-        if len(body) < 2:
-            raise MalformedPacket(f"a packet of kind {kind} without packet id")
-        return Ack(kind, body[0] << 8 | body[1], body[2:3] or b"\x00")
+        return _ack(kind, body, v5=v5)
     if kind in (SUBACK, UNSUBACK):
         return _subscription_ack(kind, body, v5=v5)
     if kind == PINGRESP:
+        if body:
+            raise MalformedPacket("a PINGRESP with a body")
         return Pong()
     if kind == CONNACK:
         if len(body) < 2:
             raise MalformedPacket("a CONNACK of less than two bytes")
-        properties = read_properties(body, 2)[0] if v5 and len(body) > 2 else ()
+        properties = _last_properties(body, 2) if v5 else ()
         return Connack(bool(body[0] & 1), body[1], properties)
     if kind == DISCONNECT:
+        _last_properties(body, 1)
         return Disconnected(body[0] if body else 0)
-    raise MalformedPacket(f"a server does not send packets of kind {kind} here")
+    raise MalformedPacket(f"a server does not send packets of kind {kind} here", PROTOCOL_ERROR)
+
+
+def _last_properties(body: bytes, at: int) -> Properties:
+    """Properties at the end of a packet, which may be left out. Raises MalformedPacket."""
+    if len(body) <= at:
+        return ()
+    properties, end = read_properties(body, at)
+    if end != len(body):
+        raise MalformedPacket("bytes behind the properties")
+    return properties
+
+
+def _ack(kind: int, body: bytes, *, v5: bool) -> Ack:
+    if len(body) < 2 or (len(body) > 2 and not v5):
+        raise MalformedPacket(f"a packet of kind {kind} with {len(body)} bytes")
+    _last_properties(body, 3)
+    return Ack(kind, body[0] << 8 | body[1], body[2:3] or b"\x00")
 
 
 def _publish(head: int, body: bytes, missing: int, *, v5: bool) -> Publish:
