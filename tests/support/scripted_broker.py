@@ -137,9 +137,9 @@ class FakeOutlet:
 
     def produce(self, topic: str, value: bytes, key: bytes | None, report: Report, headers: Headers) -> None:
         def done(reason: str | None, _: str) -> None:
+            self.produced -= 1  # who gives a report counts itself
             report(None if reason is None else Refused(reason), Delivered(topic))
 
-        self.produced -= 1  # who gives a report counts itself
         self.send(Record(topic, key, value, headers), done)
 
     def fatal(self, error: Refused) -> bool:

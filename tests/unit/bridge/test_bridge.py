@@ -297,3 +297,37 @@ def test_health_ready_and_metrics(rig: Rig) -> None:
     assert 'headrace_bridge_publishes_total{qos="1"} 1.0' in text
     assert 'headrace_bridge_kafka_latency_seconds_bucket{le="+Inf"} 1.0' in text
     server.shutdown()
+
+
+def test_all_that_an_operator_asks_for_is_among_the_metrics(rig: Rig) -> None:
+    server = http.serve(lambda: rig.bridge.snapshot, "127.0.0.1", 0)
+
+    def samples() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics", timeout=5) as answer:
+            lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if line[0] != "#"]
+        return {name.removeprefix("headrace_bridge_"): float(value) for name, _, value in lines}
+
+    peer = rig.broker.accept()
+    rig.outlet.holding = True
+    peer.send(publish(b"te/a", b"12345", 1) + publish(b"te/a", b"1", 2, qos=2) + publish(b"te/a", b"1", qos=0))
+    until(lambda: samples()["in_flight"] == 3, "all three are in flight")
+    found = samples()
+    assert [found[f'publishes_total{{qos="{qos}"}}'] for qos in range(3)] == [1, 1, 1]
+    assert found["in_flight_bytes"] == 3 * 4 + 7
+    assert found["kafka_queue"] == 3
+    assert 0 <= found["oldest_in_flight_seconds"] < 60
+    for name in ("mqtt_up", "subscribed", "kafka_up"):
+        assert found[name] == 1
+    names = ("produced", "acknowledged", "retries", "reconnects", "decode_errors", "publish_sent", "publish_acked")
+    assert all(found[f"{name}_total"] == 0 for name in names)
+    peer.reset()
+    until(lambda: samples()["mqtt_up"] == 0, "the end is seen")
+    found = samples()
+    assert found["received_total"] == found["acknowledged_total"] + found["in_flight"] == 3
+    assert found["oldest_in_flight_seconds"] >= 0
+    rig.broker.accept(CONNACK_PRESENT)
+    rig.outlet.holding = False
+    until(lambda: samples()["reconnects_total"] == 1, "it is back")
+    until(lambda: samples()["produced_total"] == 3, "Kafka has all")
+    assert samples()["received_total"] == samples()["acknowledged_total"] + samples()["in_flight"] == 3
+    server.shutdown()

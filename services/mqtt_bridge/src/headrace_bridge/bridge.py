@@ -266,7 +266,8 @@ class Bridge:
         receiver, window, outbound = self._receiver, self._receiver.window, self._outbound
         oldest = window.oldest_ms
         numbers = {
-            **self._counts, "received": window.received, "acknowledged": window.acknowledged,
+            **self._counts, "reconnects": max(0, self._counts["connects"] - 1),
+            "received": window.received, "acknowledged": window.acknowledged,
             "in_flight": window.in_flight, "in_flight_bytes": window.outstanding_bytes,
             "oldest_arrival_ms": oldest or 0, "redelivered": window.redelivered, "ignored": receiver.ignored,
             "produced": self._outlet.produced, "retries": self._outlet.retries, "kafka_queue": self._outlet.queued,

@@ -24,6 +24,7 @@ COUNTERS = {
     "produced": "records that Kafka acknowledged, dead letters included",
     "retries": "records produced again after an error",
     "connects": "accepted connections",
+    "reconnects": "accepted connections after the first",
     "connection_losses": "connections that ended by themselves",
     "decode_errors": "connections closed because of a malformed packet",
     "publish_sent": "outbound messages sent, repeats included",

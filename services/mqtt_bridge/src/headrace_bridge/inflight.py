@@ -47,7 +47,7 @@ class Window:
         self._limit_bytes = limit_bytes
         self._connection = 0
         self._order: deque[Entry] = deque()
-        self._owed: set[int] = set()
+        self._owed: dict[int, int] = {}  # packet id to arrival in ms
         self._second: dict[int, Entry] = {}  # QoS 2 until PUBREL
         self._former_process: dict[int, bytes] = {}  # QoS 2 ids of it, with the message's identity
         self._stray = 0  # QoS 0 of former connections, not settled yet
@@ -72,8 +72,9 @@ class Window:
 
     @property
     def oldest_ms(self) -> int | None:
-        """Arrival of the oldest message in flight on this connection; None if there is none."""
-        return self._order[0].arrived_ms if self._order else None
+        """First arrival of the oldest message in flight; None if there is none."""
+        oldest = [self._order[0].arrived_ms] if self._order else []
+        return min([*oldest, *self._owed.values()], default=None)
 
     def arrived(self, message: Publish, now_ms: int, identity: bytes = b"") -> tuple[Entry, bool]:
         """A PUBLISH came. Returns its entry, and whether it must be produced (False: a repeat of QoS 2).
@@ -101,7 +102,7 @@ class Window:
 
     def _count_arrival(self, message: Publish) -> None:
         if message.packet_id in self._owed:
-            self._owed.discard(message.packet_id)
+            del self._owed[message.packet_id]
             if message.dup:
                 self.redelivered += 1
                 return
@@ -154,7 +155,7 @@ class Window:
         for entry in self._order:
             self._former += entry.message is not None
             if entry.qos and entry.packet_id not in self._owed:
-                self._owed.add(entry.packet_id)
+                self._owed[entry.packet_id] = entry.arrived_ms
             elif entry.qos or entry.message is None:
                 self.acknowledged += 1
             else:
