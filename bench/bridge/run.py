@@ -26,13 +26,14 @@ DRAIN_US, LIVE_US, OF_FLOOR, MEMORY_MIB = 5.0, 9.0, 0.9, 100.0
 WAITING = 100_000
 SETTLE_S = 5.0
 PREFIX = "bench."
+OPTIONS = ("max_inflight_messages 1000", "autosave_interval 1800")  # mosquitto saves all its queues at each turn
 
 
 @contextmanager
 def brokers(directory: Path) -> Iterator[tuple[Places, KafkaServer]]:
     """A mosquitto and a Kafka of our own."""
     kafka = KafkaServer(directory / "kafka").start()
-    mqtt = MqttBroker(directory / "mqtt", use="mosquitto", options=("max_inflight_messages 1000",)).start()
+    mqtt = MqttBroker(directory / "mqtt", use="mosquitto", options=OPTIONS).start()
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
     names = [PREFIX + name for name in ("raw", "dead-letter", "outbound")]
     try:

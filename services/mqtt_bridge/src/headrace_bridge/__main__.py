@@ -109,12 +109,25 @@ def topic_limits(settings: BridgeSettings, base: dict[str, str], stopping: threa
     return None
 
 
-def build(settings: BridgeSettings, base: dict[str, str], limits: dict[str, int]) -> Bridge:
+def settle_doubts(
+    settings: BridgeSettings, base: dict[str, str], ledger: Ledger, stopping: threading.Event
+) -> bool:  # fmt: skip
+    """Wait until Kafka has said what became of QoS 2 messages in doubt; False if the process shall end before."""
+    while not stopping.is_set():
+        try:
+            resolve(ledger, base, settings.prefix + DEAD_LETTER)
+        except KafkaNotReady as error:
+            log.warning("waiting for Kafka", error=str(error))
+            stopping.wait(ASK_AGAIN_S)
+        else:
+            return True
+    return False
+
+
+def build(settings: BridgeSettings, base: dict[str, str], limits: dict[str, int], ledger: Ledger) -> Bridge:
     """All parts of a bridge, tied together."""
     target = target_of(settings)
     outlet = Outlet(base, limits=limits, max_held_bytes=settings.max_in_flight_bytes)
-    ledger = Ledger(settings.state_dir, settings.client_id)
-    resolve(ledger, base, settings.prefix + DEAD_LETTER)
     receiver = Receiver(
         outlet,
         Window(settings.max_in_flight, settings.max_in_flight_bytes),
@@ -144,11 +157,12 @@ def run(settings: BridgeSettings) -> None:
         signal.signal(number, stop)
     target_of(settings)
     base = kafka_base(settings)
+    ledger = Ledger(settings.state_dir, settings.client_id)
     web = http.serve(lambda: bridge.snapshot if bridge else Snapshot(), settings.http_host, settings.http_port)
     log.info("started", kafka=settings.kafka, prefix=settings.prefix, mqtt=f"{settings.mqtt_host}:{settings.mqtt_port}")
     limits = topic_limits(settings, base, stopping)
-    if limits is not None:
-        bridge = build(settings, base, limits)
+    if limits is not None and settle_doubts(settings, base, ledger, stopping):
+        bridge = build(settings, base, limits, ledger)
         if stopping.is_set():
             bridge.stop()
         gc.freeze()

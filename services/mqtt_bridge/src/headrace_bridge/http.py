@@ -76,7 +76,7 @@ def _latency(now: Snapshot) -> Metric:
         total += count
         buckets.append((edge, float(total)))
     return HistogramMetricFamily(
-        PREFIX + "kafka_latency_seconds", "from arrival to Kafka's acknowledgement", buckets=buckets,
+        PREFIX + "kafka_latency_seconds", "from arrival to acknowledgement, which follows Kafka's", buckets=buckets,
         sum_value=now.numbers.get("latency_sum_ms", 0) / 1000,
     )  # fmt: skip
 
