@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from headrace.kafka import free_port
+from headrace.mqtt import MqttBroker
 
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 STEP_S = 0.2
 """Between two questions: each costs the bridge a millisecond or two of the CPU time that is measured."""
 
@@ -36,9 +39,19 @@ class Places:
     """Where everything is."""
 
     directory: Path
-    mqtt_port: int
+    mqtt: MqttBroker
     kafka: str
     prefix: str
+
+    @property
+    def mqtt_port(self) -> int:
+        """Of mosquitto."""
+        return self.mqtt.port
+
+    def signal_mqtt(self, number: signal.Signals) -> None:
+        """Stop mosquitto, or let it go on."""
+        assert self.mqtt.process is not None
+        self.mqtt.process.send_signal(number)
 
 
 @dataclass
@@ -51,18 +64,23 @@ class Candidate:
     settings: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
+    _log_from: int = 0
+    _had: int = 0
 
     def start(self) -> None:
         """Start anew; its count begins at 0."""
         at = self.places
         self.port = free_port()
         self._count_file.write_text("0")
+        self._had = self._in_kafka()
         values = {
             "KAFKA": at.kafka, "PREFIX": at.prefix, "MQTT_PORT": str(at.mqtt_port), "HTTP_PORT": str(self.port),
-            "STATE_DIR": str(at.directory / "state"), "CLIENT_ID": "bench-bridge", **self.settings,
+            "STATE_DIR": str(at.directory / "state"), "CLIENT_ID": "bench-bridge", "OUTBOUND": "false",
+            **self.settings,
         }  # fmt: skip
         env = {**os.environ, **{f"HEADRACE_BRIDGE_{name}": value for name, value in values.items()}}
-        with (at.directory / f"{self.name}.log").open("ab") as log:
+        self._log_from = self._log.stat().st_size if self._log.exists() else 0
+        with self._log.open("ab") as log:
             self.process = subprocess.Popen([sys.executable, "-m", *self._command()], env=env, stderr=log)
         if self.name == "bridge":
             until(lambda: self._get("/healthz") != "", "the bridge answers")
@@ -73,6 +91,10 @@ class Candidate:
             topic, kafka = f"{at.prefix}raw", at.kafka
             return ["bench.bridge.peers", self.name, str(at.mqtt_port), kafka, topic, str(self._count_file)]
         return ["headrace_bridge"] if self.profile is None else ["bench.bridge.profiled", str(self.profile)]
+
+    @property
+    def _log(self) -> Path:
+        return self.places.directory / f"{self.name}.log"
 
     @property
     def _count_file(self) -> Path:
@@ -92,6 +114,17 @@ class Candidate:
         else:
             time.sleep(2.0)
 
+    def wait_blocked(self) -> None:
+        """Until it has started and does nothing but wait for a broker that does not answer."""
+        if self.name == "bridge":
+            until(
+                lambda: b'"connection lost"' in self._log.read_bytes()[self._log_from :], "the bridge tries to connect"
+            )
+            return
+        before = -1.0
+        while before != (before := self.cpu_s):
+            time.sleep(3.0)
+
     def metric(self, name: str) -> float:
         """A metric of the bridge."""
         with contextlib.suppress(StopIteration):
@@ -101,10 +134,25 @@ class Candidate:
 
     @property
     def acknowledged(self) -> int:
-        """So far, in this process."""
+        """So far, in this process. The bridge is not asked, since answers cost it time: Kafka is."""
         if self.name == "bridge":
-            return int(self.metric("acknowledged_total"))
+            return self._in_kafka() - self._had
         return int(self._count_file.read_text() or 0)
+
+    def _in_kafka(self) -> int:
+        reader = Consumer({"bootstrap.servers": self.places.kafka, "group.id": "bench", "log_level": 0})
+        places = [TopicPartition(f"{self.places.prefix}raw", partition) for partition in range(4)]
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            while True:
+                try:
+                    return sum(reader.get_watermark_offsets(place, timeout=30)[1] for place in places)
+                except KafkaException:  # a topic that was just made has no leader yet
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(STEP_S)
+        finally:
+            reader.close()
 
     @property
     def _stat(self) -> psutil.Process:

@@ -91,7 +91,7 @@ def paho_loop(port: int, kafka: str, topic: str, counter: Counter) -> None:
         )  # fmt: skip
 
     client.on_message = on_message
-    properties = Properties(PacketTypes.CONNECT)
+    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     properties.SessionExpiryInterval, properties.ReceiveMaximum = EXPIRY_S, RECEIVE_MAXIMUM
     client.connect("127.0.0.1", port, 600, clean_start=False, properties=properties)
     client.subscribe("te/#", 1)

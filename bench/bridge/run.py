@@ -1,13 +1,14 @@
 """Figures of the bridge (bridge.md 8): CPU of its process per message, all threads, acknowledged after Kafka.
 
-Drain: messages that waited in mosquitto; its figure is without what the process needs to start, which is measured by a
-start without messages. Live: while a publisher sends at full speed. The machine is shared by publisher, brokers and
-candidate, so rates say little and are only compared with the floor's of the same run.
+Only receiving is measured: `outbound` is off. Drain: messages that waited in mosquitto; the process has started before,
+and waits for a mosquitto that is stopped. Live: while a publisher sends at full speed. The machine is shared by
+publisher, brokers and candidate, so rates say little and are only compared with the floor's of the same run.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ def brokers(directory: Path) -> Iterator[tuple[Places, KafkaServer]]:
         for future in admin.create_topics([NewTopic(name, 4, 1) for name in names]).values():
             future.result(30)
         del admin
-        yield Places(directory, mqtt.port, kafka.bootstrap, PREFIX), kafka
+        yield Places(directory, mqtt, kafka.bootstrap, PREFIX), kafka
     finally:
         mqtt.kill()
         kafka.kill()
@@ -54,15 +55,18 @@ class Measured:
         self.drain_us = self.drain_rate = self.live_us = self.live_rate = self.memory_mib = 0.0
 
     def run(self) -> Measured:
-        """Start without messages, drain, live."""
+        """Make the session, drain, live."""
         one, port, count = self.candidate, self.candidate.places.mqtt_port, self.count
         try:
             one.start()
             one.wait_ready()
-            beginning = one.cpu_s
             one.stop()
             load.publish(port, count)
+            one.places.signal_mqtt(signal.SIGSTOP)
             one.start()
+            one.wait_blocked()
+            beginning = one.cpu_s
+            one.places.signal_mqtt(signal.SIGCONT)
             until(lambda: one.acknowledged > 0, f"{one.name} begins")
             began, had = time.monotonic(), one.acknowledged
             until(lambda: one.acknowledged >= count, f"{one.name} drains")
@@ -70,6 +74,7 @@ class Measured:
             self.drain_us = max(0.0, one.cpu_s - beginning) / count * 1e6
             self._live(port, count)
         finally:
+            one.places.signal_mqtt(signal.SIGCONT)
             one.stop()
         return self
 

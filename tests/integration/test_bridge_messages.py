@@ -106,8 +106,10 @@ def test_topics_of_all_kinds(bridge: BridgeProcess, mqtt: MqttBroker) -> None:
     got = Counter(record.headers["topic"] for record in records if record.value == b"odd")
     refused = Counter(str(letter["topic"]) for letter in letters(bridge))
     readable = [topic for topic in taken if topic.decode(errors="replace").encode() == topic]
-    assert got == Counter(readable)
-    assert refused.total() == len(taken) - len(readable)
+    fitting = [topic for topic in readable if 8 * len(topic) + 4096 + len(b"odd") <= TOPIC_LIMIT]
+    assert len(readable) - len(fitting) == 2, "those of 64 KiB are too large for a topic of Kafka with this limit"
+    assert got == Counter(fitting)
+    assert refused.total() == len(taken) - len(fitting)
     assert not [record for record in records if record.value == b"no"], "$ topics are never taken"
 
 

@@ -46,6 +46,7 @@ SUBSCRIBE_ID, UNSUBSCRIBE_ID = 1, 2
 IDLE_S, BUSY_S, WAITING_S, FULL_S = 0.1, 0.003, 0.01, 0.05
 GATHER_S, SMALL_READ = 0.004, 64 * 1024
 SNAPSHOT_S = 0.05
+OUTBOUND_S = 0.01  # until `outbound` is asked again when it had nothing: asking costs as much as ten messages
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 
 
@@ -86,6 +87,7 @@ class Bridge:
         self._first = True
         self._backlog = False
         self._next_read = 0.0
+        self._next_outbound = 0.0
         self._snapshot_at = 0.0
         self._stopping = False
         self._failures = 0
@@ -142,7 +144,7 @@ class Bridge:
         got = self._read(connection, room) if reading and not (self._backlog and room) else 0
         if room and (got or self._backlog):
             self._take(connection, room)
-        self._serve(connection, room)
+        self._serve(connection, room, fresh=bool(got or self._backlog))
         connection.keep_alive(reading=connection.may_read)
         self._take_snapshot()
 
@@ -169,19 +171,20 @@ class Bridge:
                 self._handle(packet)
         connection.decoder.check()
 
-    def _serve(self, connection: Connection, room: int) -> None:
+    def _serve(self, connection: Connection, room: int, *, fresh: bool) -> None:
         """Hear Kafka's reports until it is time to read again, and acknowledge what they settle."""
         receiver, outlet = self._receiver, self._outlet
         if not receiver.window.outstanding:
             outlet.poll(0)
-        elif not room:
-            outlet.poll(FULL_S)
         else:
-            outlet.poll(BUSY_S)
+            outlet.poll(FULL_S if not room else BUSY_S if fresh else WAITING_S)
         connection.send(receiver.acknowledgements())
-        if self._outbound is not None:
-            connection.send(self._outbound.turn())
-        left = self._next_read - time.monotonic()
+        now = time.monotonic()
+        if self._outbound is not None and now >= self._next_outbound:
+            packets_out = self._outbound.turn()
+            connection.send(packets_out)
+            self._next_outbound = now if packets_out else now + OUTBOUND_S
+        left = self._next_read - now
         if left > 0:
             (outlet.poll if receiver.window.outstanding else time.sleep)(left)
             connection.send(receiver.acknowledgements())

@@ -43,6 +43,7 @@ class Receiver:
         self._routes: dict[bytes, Route | None] = {}
         self._now_ms = 0
         self._received = ("received", b"0")
+        self._settle = window.settle
         self.window = window
         self.by_qos = [0, 0, 0]
         self.dead_letters: Counter[str] = Counter()
@@ -118,7 +119,7 @@ class Receiver:
         self._outlet.produced += 1
         if entry.qos == 2:
             entry.place = report.topic() or "", report.partition() or 0, report.offset() or 0
-        self.window.settle(entry)
+        self._settle(entry)
 
     def _failed(self, entry: Entry, error: KafkaError) -> None:
         message = entry.message
