@@ -22,6 +22,7 @@ from headrace.mqtt import MqttBroker
 
 PATIENCE_S = 600.0
 STEP_S = 0.2
+PEER_STARTED_S = 0.1  # CPU; what it takes to import paho and confluent-kafka
 """Between two questions: each costs the bridge a millisecond or two of the CPU time that is measured."""
 
 
@@ -121,9 +122,8 @@ class Candidate:
                 lambda: b'"connection lost"' in self._log.read_bytes()[self._log_from :], "the bridge tries to connect"
             )
             return
-        before = -1.0
-        while before != (before := self.cpu_s):
-            time.sleep(3.0)
+        until(lambda: self.cpu_s > PEER_STARTED_S, f"{self.name} has loaded its modules")
+        time.sleep(3.0)
 
     def metric(self, name: str) -> float:
         """A metric of the bridge."""
