@@ -1,4 +1,5 @@
-"""`python -m bench engines|capacity [--json] [--quick] [--plot FILE]`: figures of the engines, of a shared capacity.
+"""`python -m bench engines|capacity|bridge [--json] [--quick] [--plot FILE]`: figures of the engines, of a shared
+capacity, of the MQTT bridge.
 
 With `--json` the last line is one JSON object with all of them.
 """
@@ -60,13 +61,31 @@ def engines(*, as_json: bool, quick: bool, plot: Path | None, only: list[str]) -
 
             draw(costs, plot)
             print(f"curves: {plot}")
-    for figure in found:
-        if figure.profile:
-            print(f"\nwhere the time goes: {figure.name}")
-            print("\n".join(f"  {share:6.1%}  {name}" for name, share in figure.profile))
+    _explain(found)
     if as_json:
         print(json.dumps(document(found, quick=quick, seconds=time.monotonic() - started)))
     return 0
+
+
+def bridge(*, as_json: bool, quick: bool) -> int:
+    """Measure the bridge between real brokers, print. Returns the exit code, which says nothing about targets."""
+    from bench.bridge import run
+
+    started = time.monotonic()
+    found = _shown(run.figures(quick=quick))
+    _explain(found)
+    if as_json:
+        seconds = time.monotonic() - started
+        clock = "CPU time of the process, all threads"
+        print(json.dumps(document(found, quick=quick, seconds=seconds) | {"bench": "bridge", "clock": clock}))
+    return 0
+
+
+def _explain(figures: list[Figure]) -> None:
+    for figure in figures:
+        if figure.profile:
+            print(f"\nwhere the time goes: {figure.name}")
+            print("\n".join(f"  {share:6.1%}  {name}" for name, share in figure.profile))
 
 
 def _shown(figures: list[Figure]) -> list[Figure]:
@@ -109,7 +128,7 @@ def document(figures: list[Figure], *, quick: bool, seconds: float) -> dict[str,
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", choices=["engines", "capacity"])
+    parser.add_argument("what", choices=["engines", "capacity", "bridge"])
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object in the last line")
     parser.add_argument("--quick", action="store_true", help="a minute: fewer messages, sizes up to 10,000, no picture")
     parser.add_argument("--plot", type=Path, help=f"where the picture goes (default {PLOT}, {CAPACITY_PLOT})")
@@ -119,6 +138,8 @@ def main() -> int:
     if chosen.what == "capacity":
         picture = chosen.plot or (None if chosen.quick else CAPACITY_PLOT)
         return capacity_figures(as_json=chosen.json, quick=chosen.quick, plot=picture)
+    if chosen.what == "bridge":
+        return bridge(as_json=chosen.json, quick=chosen.quick)
     plot = chosen.plot or (None if chosen.quick else PLOT)
     return engines(as_json=chosen.json, quick=chosen.quick, plot=plot, only=chosen.only)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,38 +94,6 @@ def test_messages_arrive_with_headers_and_in_order(bridge: BridgeProcess, device
     for place, root in enumerate(ROOTS):
         assert numbers(counted, root) == list(range(place, 600, 3))
     assert len(records) == 602
-
-
-@pytest.mark.parametrize("qos", [1, 2])
-def test_kill_9_loses_nothing(bridge: BridgeProcess, device: Publisher, qos: int) -> None:
-    dice = random.Random(7 + qos)
-    bridge.settings["FILTERS"] = json.dumps({f"{root}/#": 2 for root in ROOTS})
-    bridge.start().wait_ready()
-    published = 0
-    for _ in range(5):
-        until_s = time.monotonic() + dice.uniform(0.1, 0.6)
-        while time.monotonic() < until_s:
-            for _ in range(20):
-                device.publish(f"{ROOTS[published % 3]}/x", str(published).encode(), qos=qos)
-                published += 1
-            time.sleep(0.002)
-        bridge.kill()
-        for _ in range(300):
-            device.publish(f"{ROOTS[published % 3]}/x", str(published).encode(), qos=qos)
-            published += 1
-        bridge.start()
-        until(lambda: bridge.state().get("subscribed", False), f"subscribed, see {bridge.log}")
-    device.confirm()
-    until(lambda: settled(bridge, published), f"all {published} in raw, see {bridge.log}")
-    assert bridge.terminate() == 0
-    records = raw(bridge)
-    for place, root in enumerate(ROOTS):
-        assert first_times(numbers(records, root)) == list(range(place, published, 3))
-
-
-def settled(bridge: BridgeProcess, count: int) -> bool:
-    time.sleep(0.2)
-    return len({record.value for record in raw(bridge)}) >= count
 
 
 @pytest.mark.parametrize("how", ["paused", "killed"])
@@ -286,7 +253,9 @@ def test_outbound_is_published_retained_and_in_order(bridge: BridgeProcess, mqtt
             bridge.start(OUTBOUND="true", FILTERS='["nothing/#"]')
     producer.produce(topic, b"", "te/0")
     assert producer.flush(20) == 0
-    until(lambda: ("te/0", b"", False) in reader.got, f"all published, see {bridge.log}", 90)
+    last_ones = {(f"te/{number % 7}", str(number).encode(), False) for number in range(993, 1_000)}
+    last_ones.add(("te/0", b"", False))
+    until(lambda: last_ones <= set(reader.got), f"all published, see {bridge.log}", 90)
     until(lambda: bridge.metrics()["publish_in_flight"] == 0, "all acknowledged")
     assert bridge.terminate() == 0
     for place in range(7):

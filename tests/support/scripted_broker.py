@@ -6,9 +6,11 @@ import socket
 import threading
 from collections.abc import Callable
 
-from headrace_bridge.kafka import Done
+from confluent_kafka import KafkaError
+
+from headrace_bridge.kafka import Done, Report
 from headrace_bridge.packets import text, variable
-from headrace_bridge.record import Record
+from headrace_bridge.record import Headers, Record
 
 CONNACK = b"\x20\x03\x00\x00\x00"
 CONNACK_PRESENT = b"\x20\x03\x01\x00\x00"
@@ -88,6 +90,34 @@ class Peer:
         self.sock.close()
 
 
+CODES = {"invalid_record": KafkaError.INVALID_RECORD, "away": KafkaError._TRANSPORT}
+
+
+class Refused:
+    """A KafkaError as a delivery report has it."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def fatal(self) -> bool:
+        return False
+
+    def code(self) -> int:
+        return CODES[self._reason]
+
+    def str(self) -> str:
+        return "why"
+
+
+class Delivered:
+    """A report's message."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = lambda: topic
+        self.partition = lambda: 0
+        self.offset = lambda: 0
+
+
 class FakeOutlet:
     """Keeps what it was given; answers at once, or when `answer` is called by the loop's `poll`."""
 
@@ -105,6 +135,20 @@ class FakeOutlet:
     def queued(self) -> int:
         return len(self._open)
 
+    def produce(self, topic: str, value: bytes, key: bytes | None, report: Report, headers: Headers) -> None:
+        def done(reason: str | None, _: str) -> None:
+            self.produced -= 1  # who gives a report counts itself
+            report(None if reason is None else Refused(reason), Delivered(topic))
+
+        self.send(Record(topic, key, value, headers), done)
+
+    def fatal(self, error: Refused) -> bool:
+        return error.fatal()
+
+    def later(self, again: Callable[[], None], _why: str) -> None:
+        self.retries += 1
+        again()
+
     def send(self, record: Record, done: Done, *, surely: bool = False) -> None:
         self.sent.append(record)
         self.surely.append(surely)
@@ -117,7 +161,7 @@ class FakeOutlet:
         while self._open:
             record, done = self._open.pop(0)
             self.produced += 1
-            done(self.reasons.get(record.value), "why")
+            done(self.reasons.pop(record.value, None) if record.topic != "p.dead-letter" else None, "why")
 
     def values(self, topic: str = "p.raw") -> list[bytes]:
         return [record.value for record in self.sent if record.topic == topic]

@@ -13,7 +13,7 @@ import pytest
 
 from headrace_bridge import http
 from headrace_bridge.bridge import Bridge
-from headrace_bridge.connection import Connection, ConnectionLost, Target
+from headrace_bridge.connection import READ_BYTES, RESERVE_BYTES, Connection, ConnectionLost, Target
 from headrace_bridge.inflight import Window
 from headrace_bridge.receive import Receiver
 from headrace_bridge.record import Router
@@ -161,6 +161,7 @@ def test_a_broker_that_ignores_the_window_is_held_back_by_not_reading(tmp_path: 
     end = time.monotonic() + 3
     while time.monotonic() < end:
         assert peer.packet() == b"\xc0", "nothing but PINGREQ"
+        peer.send(b"\xd0\0")
         pings += 1
     assert pings >= 3
     assert len(rig.outlet.sent) == 10
@@ -181,12 +182,49 @@ def test_a_silent_connection_is_opened_anew(tmp_path: Path) -> None:
     rig.end()
 
 
+def test_a_half_open_connection_is_noticed_while_the_window_is_full(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, window=10, keep_alive_s=1)
+    peer = rig.broker.accept()
+    rig.outlet.holding = True
+    peer.send(b"".join(publish(b"te/a", b"%d" % number, number) for number in range(1, 16)))
+    until(lambda: rig.number("in_flight") == 10, "the window is full")
+    again = rig.broker.accept(CONNACK_PRESENT)  # no PINGRESP came
+    assert rig.number("in_flight") == 10
+    rig.outlet.holding = False
+    again.send(b"".join(publish(b"te/a", b"%d" % number, number, dup=True) for number in range(1, 16)))
+    for number in range(1, 16):
+        assert again.acknowledgement() == b"\x40" + number.to_bytes(2, "big")
+    rig.end()
+
+
+def test_a_flood_is_read_into_the_reserve_and_no_further(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, window=10)
+    peer = rig.broker.accept()
+    rig.outlet.holding = True
+    flood = publish(b"te/a", b"x" * 1_000, 1) * 40_000
+    sender = run(lambda: peer.sock.settimeout(60) or peer.send(flood))
+    connection = rig.bridge._connection
+    assert connection is not None
+    until(lambda: not connection.may_read, "the reserve is full")
+    until(lambda: rig.number("in_flight") == 10, "the window is full")
+    assert connection.decoder.held < RESERVE_BYTES + READ_BYTES
+    assert sender.is_alive(), "the broker is held back"
+    rig.outlet.holding = False
+    until(lambda: rig.number("received") == 40_000, "all is read in the end")
+    rig.end()
+
+
 def test_a_malformed_packet_ends_the_connection_and_is_counted(rig: Rig) -> None:
-    rig.broker.accept().send(b"\x36\x05\x00\x01t\x00\x01")
+    peer = rig.broker.accept()
+    peer.send(b"\x36\x05\x00\x01t\x00\x01")
+    assert peer.packet() == b"\xe0\x81", "DISCONNECT: malformed packet"
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    peer.send(b"\xf0\x02\x18\x00")
+    assert peer.packet() == b"\xe0\x82", "AUTH is a protocol error here"
     peer = rig.broker.accept(CONNACK_PRESENT)
     peer.send(publish(b"te/a", b"1", 1))
     assert peer.acknowledgement() == b"\x40\0\1"
-    assert rig.number("decode_errors") == 1
+    assert rig.number("decode_errors") == 2
 
 
 def test_a_broker_without_the_session_is_subscribed_again(rig: Rig) -> None:
@@ -258,4 +296,38 @@ def test_health_ready_and_metrics(rig: Rig) -> None:
     text = get("/metrics")[1]
     assert 'headrace_bridge_publishes_total{qos="1"} 1.0' in text
     assert 'headrace_bridge_kafka_latency_seconds_bucket{le="+Inf"} 1.0' in text
+    server.shutdown()
+
+
+def test_all_that_an_operator_asks_for_is_among_the_metrics(rig: Rig) -> None:
+    server = http.serve(lambda: rig.bridge.snapshot, "127.0.0.1", 0)
+
+    def samples() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics", timeout=5) as answer:
+            lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if line[0] != "#"]
+        return {name.removeprefix("headrace_bridge_"): float(value) for name, _, value in lines}
+
+    peer = rig.broker.accept()
+    rig.outlet.holding = True
+    peer.send(publish(b"te/a", b"12345", 1) + publish(b"te/a", b"1", 2, qos=2) + publish(b"te/a", b"1", qos=0))
+    until(lambda: samples()["in_flight"] == 3, "all three are in flight")
+    found = samples()
+    assert [found[f'publishes_total{{qos="{qos}"}}'] for qos in range(3)] == [1, 1, 1]
+    assert found["in_flight_bytes"] == 3 * 4 + 7
+    assert found["kafka_queue"] == 3
+    assert 0 <= found["oldest_in_flight_seconds"] < 60
+    for name in ("mqtt_up", "subscribed", "kafka_up"):
+        assert found[name] == 1
+    names = ("produced", "acknowledged", "retries", "reconnects", "decode_errors", "publish_sent", "publish_acked")
+    assert all(found[f"{name}_total"] == 0 for name in names)
+    peer.reset()
+    until(lambda: samples()["mqtt_up"] == 0, "the end is seen")
+    found = samples()
+    assert found["received_total"] == found["acknowledged_total"] + found["in_flight"] == 3
+    assert found["oldest_in_flight_seconds"] >= 0
+    rig.broker.accept(CONNACK_PRESENT)
+    rig.outlet.holding = False
+    until(lambda: samples()["reconnects_total"] == 1, "it is back")
+    until(lambda: samples()["produced_total"] == 3, "Kafka has all")
+    assert samples()["received_total"] == samples()["acknowledged_total"] + samples()["in_flight"] == 3
     server.shutdown()

@@ -9,10 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace_bridge.inflight import Entry, Window
+from headrace_bridge.packets import Publish
+
+IDENTITY = b"the message"
 
 
 def arrive(window: Window, packet_id: int, qos: int = 1, *, dup: bool = False, size: int = 1) -> Entry:
-    return window.arrived(packet_id, qos, dup=dup, size=size, now_ms=0)[0]
+    return came(window, packet_id, qos, dup=dup, size=size)[0]
+
+
+def came(window: Window, packet_id: int, qos: int, *, dup: bool, size: int = 1) -> tuple[Entry, bool]:
+    message = Publish(b"t", b"x" * (size - 1), qos, retain=False, dup=dup, packet_id=packet_id)
+    return window.arrived(message, 0, IDENTITY)
 
 
 def test_a_message_waits_for_all_before_it() -> None:
@@ -53,7 +61,7 @@ def test_a_lost_session_owes_nothing() -> None:
     window.disconnected()
     window.session_lost()
     assert (window.received, window.acknowledged, window.in_flight) == (1, 1, 0)
-    assert window.arrived(1, 2, dup=False, size=1, now_ms=0)[1], "another message under the same id is produced"
+    assert came(window, 1, 2, dup=False)[1], "another message under the same id is produced"
 
 
 def test_full_by_count_or_by_bytes_and_old_connections_count() -> None:
@@ -72,15 +80,15 @@ def test_qos_2_is_produced_once_over_connections_until_released() -> None:
     window = Window(10, 100)
     first = arrive(window, 7, 2)
     window.disconnected()
-    again, fresh = window.arrived(7, 2, dup=True, size=1, now_ms=0)
+    again, fresh = came(window, 7, 2, dup=True)
     assert (again, fresh) == (first, False)
     window.settle(first)
     assert window.take() == [first]
-    repeat, fresh = window.arrived(7, 2, dup=True, size=1, now_ms=0)
+    repeat, fresh = came(window, 7, 2, dup=True)
     assert not fresh
     assert window.take() == [repeat]
     window.released(7)
-    assert window.arrived(7, 2, dup=False, size=1, now_ms=0)[1]
+    assert came(window, 7, 2, dup=False)[1]
 
 
 @dataclass(eq=False)
@@ -115,7 +123,7 @@ class Broker(RuleBasedStateMachine):
         return next(n for n in range(1, 100) if n not in used)
 
     def deliver(self, message: Message, *, dup: bool) -> None:
-        entry, fresh = self.window.arrived(message.packet_id, message.qos, dup=dup, size=1, now_ms=0)
+        entry, fresh = came(self.window, message.packet_id, message.qos, dup=dup)
         message.entry = entry
         self.sent.append(message)
         if fresh:

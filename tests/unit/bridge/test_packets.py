@@ -12,6 +12,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
 from headrace_bridge import packets
+from headrace_bridge.decoder import Decoder
 from headrace_bridge.packets import (
     PUBACK,
     PUBLISH,
@@ -19,7 +20,6 @@ from headrace_bridge.packets import (
     SUBACK,
     Ack,
     Connack,
-    Decoder,
     Disconnected,
     MalformedPacket,
     Pong,

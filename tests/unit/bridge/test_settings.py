@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from headrace_bridge.__main__ import kafka_base, target_of
 from headrace_bridge.kafka import limits
-from headrace_bridge.settings import BridgeSettings, filter_problem
+from headrace_bridge.settings import BridgeSettings, filter_problem, in_one_line
 from headrace_bridge.subscriptions import FilterMemory
 from headrace_core.errors import ConfigError
 
@@ -47,6 +49,84 @@ def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, va
     monkeypatch.setenv(f"HEADRACE_BRIDGE_{name}", value)
     with pytest.raises(ValidationError, match=name.lower()):
         BridgeSettings()
+
+
+def test_a_file_is_read_and_the_environment_goes_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text('mqtt_host = "mqtt.x"\nmqtt_port = 8883\ntls = true\n[filters]\n"te/#" = 2\n')
+    monkeypatch.setenv("HEADRACE_BRIDGE_CONFIG", str(file))
+    monkeypatch.setenv("HEADRACE_BRIDGE_MQTT_PORT", "8884")
+    got = BridgeSettings()
+    assert (got.mqtt_host, got.mqtt_port, got.tls, got.subscriptions) == ("mqtt.x", 8884, True, {"te/#": 2})
+    file.write_text("mqtt_hots = 1\n")
+    with pytest.raises(ValidationError, match="mqtt_hots"):
+        BridgeSettings()
+    for text in ("mqtt_port = ", "\xff"):
+        file.write_text(text, encoding="latin-1")
+        with pytest.raises(ConfigError, match=r"^config: .*bridge\.toml"):
+            BridgeSettings()
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"mqtt_port": 0, "keep_alive_s": 0}, r"^mqtt_port: .*; keep_alive_s: .*"),
+        ({"filters": ["$share/g/te/#"]}, r"^filters: .* needs shared_subscriptions"),
+        ({"tls_ca_file": "x"}, r"^tls_ca_file needs tls$"),
+        ({"tls": True, "tls_key_file": "x"}, r"^tls_key_file needs tls_cert_file$"),
+        ({"mqtt_password_file": "x"}, r"^mqtt_password_file needs mqtt_user$"),
+        ({"kafka_sasl": "PLAIN"}, r"^kafka_sasl needs kafka_user$"),
+        ({"kafka_sasl": "PLAIN", "kafka_user": "u"}, r"^kafka_sasl needs kafka_password_file$"),
+        ({"kafka_user": "u"}, r"^kafka_user needs kafka_sasl$"),
+        ({"kafka_tls_ca_file": "x"}, r"^kafka_tls_ca_file needs kafka_tls$"),
+        ({"kafka_sasl": "DIGEST"}, r"^kafka_sasl: "),
+        ({"prefix": "a b"}, r"^prefix: "),
+    ],
+)  # fmt: skip
+def test_an_error_is_one_line_that_names_the_field(settings: dict[str, object], line: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        BridgeSettings(**settings)  # type: ignore[arg-type]
+    assert re.search(line, in_one_line(caught.value))
+
+
+def test_a_shared_subscription_may_be_allowed() -> None:
+    assert BridgeSettings(filters=["$share/g/te/#"], shared_subscriptions=True).subscriptions == {"$share/g/te/#": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"tls": True, "tls_ca_file": "{none}"}, "tls_ca_file"), ({"tls": True, "tls_ca_file": "{odd}"}, "tls_ca_file"),
+        ({"tls": True, "tls_cert_file": "{odd}"}, "tls_cert_file"),
+        ({"mqtt_user": "u", "mqtt_password_file": "{none}"}, "mqtt_password_file"),
+        ({"kafka_tls": True, "kafka_tls_ca_file": "{none}"}, "kafka_tls_ca_file"),
+        ({"kafka_sasl": "PLAIN", "kafka_user": "u", "kafka_password_file": "{none}"}, "kafka_password_file"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_names_the_setting(tmp_path: Path, settings: dict[str, object], field: str) -> None:
+    (tmp_path / "odd").write_text("no certificate")
+    paths = {"{none}": tmp_path / "none", "{odd}": tmp_path / "odd"}
+    got = BridgeSettings(**{name: paths.get(str(value), value) for name, value in settings.items()})  # type: ignore[arg-type]
+    read = kafka_base if field.startswith("kafka") else target_of
+    with pytest.raises(ConfigError, match=rf"^{field}"):
+        read(got)
+
+
+def test_kafka_s_security_becomes_options_of_its_clients(tmp_path: Path) -> None:
+    for name in ("ca", "password"):
+        (tmp_path / name).write_text("secret\n")
+    plain = BridgeSettings(kafka="h:1", kafka_options={"ssl.endpoint.identification.algorithm": "none"})
+    assert kafka_base(plain) == {
+        "client.id": "headrace-bridge", "bootstrap.servers": "h:1", "ssl.endpoint.identification.algorithm": "none"
+    }  # fmt: skip
+    both = BridgeSettings(
+        kafka_tls=True, kafka_tls_ca_file=tmp_path / "ca", kafka_sasl="SCRAM-SHA-512", kafka_user="u",
+        kafka_password_file=tmp_path / "password",
+    )  # fmt: skip
+    found = kafka_base(both)
+    assert found["security.protocol"] == "SASL_SSL"
+    assert (found["sasl.mechanism"], found["sasl.username"], found["sasl.password"]) == ("SCRAM-SHA-512", "u", "secret")
+    assert found["ssl.ca.location"] == str(tmp_path / "ca")
 
 
 def test_what_is_no_json_is_a_wrong_setting() -> None:

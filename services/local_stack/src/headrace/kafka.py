@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
@@ -39,9 +40,17 @@ class KafkaNotReady(HeadraceError):
 
 
 class KafkaServer:
-    """One broker at `bootstrap`. `port` 0: a free one is chosen, and kept for later starts of this object."""
+    """One broker at `bootstrap`. `port` 0: a free one is chosen, and kept for later starts of this object.
 
-    def __init__(self, data_dir: Path, port: int = 0, heap: str = "512m", controller_port: int = 0) -> None:
+    `properties` go before the launcher's own; `listeners` (name: protocol and port) come beside `bootstrap`.
+    """
+
+    def __init__(
+        self, data_dir: Path, port: int = 0, heap: str = "512m", controller_port: int = 0, *,
+        properties: Mapping[str, str] | None = None, listeners: Mapping[str, tuple[str, int]] | None = None,
+    ) -> None:  # fmt: skip
+        self._more = dict(properties or {})
+        self._listeners = dict(listeners or {})
         self._dir = data_dir.absolute()
         self._heap = heap
         self.port = port or free_port()
@@ -129,7 +138,7 @@ class KafkaServer:
         raise KafkaNotReady(f"Kafka did not get ready; the end of its log:\n{tail}")
 
     def _properties(self) -> str:
-        settings = {
+        settings: dict[str, object] = {
             "process.roles": "broker,controller",
             "node.id": 1,
             "controller.quorum.bootstrap.servers": f"127.0.0.1:{self._controller_port}",
@@ -155,7 +164,13 @@ class KafkaServer:
             "log.segment.bytes": 64 * 1024 * 1024,
             "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
         }
-        return "".join(f"{name}={value}\n" for name, value in settings.items())
+        for name, (protocol, port) in self._listeners.items():
+            for key in ("listeners", "advertised.listeners"):
+                settings[key] = f"{settings[key]},{name}://127.0.0.1:{port}"
+            settings["listener.security.protocol.map"] = (
+                f"{settings['listener.security.protocol.map']},{name}:{protocol}"
+            )
+        return "".join(f"{name}={value}\n" for name, value in (settings | self._more).items())
 
 
 def free_port() -> int:

@@ -1,10 +1,11 @@
-"""`python -m headrace_bridge`: builds the bridge from the environment and runs it until SIGTERM or an error.
+"""`python -m headrace_bridge`: builds the bridge from its settings and runs it until SIGTERM or an error.
 
 Exit codes: 0 after SIGTERM or SIGINT, 2 when a setting is wrong, 70 after an error while running.
 """
 
 from __future__ import annotations
 
+import gc
 import signal
 import ssl
 import sys
@@ -19,11 +20,13 @@ from pydantic_settings import SettingsError
 from headrace_bridge import http, kafka, logs, outbound
 from headrace_bridge.bridge import Bridge, Snapshot
 from headrace_bridge.connection import Target
+from headrace_bridge.doubts import resolve
 from headrace_bridge.inflight import Window
 from headrace_bridge.kafka import KafkaNotReady, Outlet
+from headrace_bridge.ledger import Ledger
 from headrace_bridge.receive import Receiver
 from headrace_bridge.record import DEAD_LETTER, RAW, Router
-from headrace_bridge.settings import BridgeSettings
+from headrace_bridge.settings import BridgeSettings, in_one_line
 from headrace_bridge.subscriptions import FilterMemory
 from headrace_core.errors import ConfigError
 
@@ -31,6 +34,8 @@ log = structlog.get_logger("headrace_bridge")
 
 WRONG_SETTING, FAILED = 2, 70
 ASK_AGAIN_S = 2.0
+COLLECT_AFTER = 50_000
+"""Container objects. A message makes some and none is part of a cycle: looking for cycles every 700 is for nothing."""
 
 
 def target_of(settings: BridgeSettings) -> Target:
@@ -48,10 +53,14 @@ def tls_of(settings: BridgeSettings) -> ssl.SSLContext | None:
         return None
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca_file)
-        if settings.tls_cert_file is not None:
+    except (OSError, ValueError) as error:
+        raise ConfigError("tls_ca_file", f"{settings.tls_ca_file}: {error}") from error
+    if settings.tls_cert_file is not None:
+        try:
             context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
-    except OSError as error:
-        raise ConfigError("tls_ca_file, tls_cert_file, tls_key_file", str(error)) from error
+        except (OSError, ValueError) as error:
+            files = f"{settings.tls_cert_file}, {settings.tls_key_file}"
+            raise ConfigError("tls_cert_file, tls_key_file", f"{files}: {error}") from error
     return context
 
 
@@ -68,6 +77,21 @@ def secret(field: str, path: Path | None) -> str | None:
 def kafka_base(settings: BridgeSettings) -> dict[str, str]:
     """What all Kafka clients of the bridge share."""
     base = {"client.id": settings.client_id, **settings.kafka_options, "bootstrap.servers": settings.kafka}
+    protocol = ("SASL_" if settings.kafka_sasl else "") + ("SSL" if settings.kafka_tls else "PLAINTEXT")
+    if protocol != "PLAINTEXT":
+        base["security.protocol"] = protocol
+    files = {
+        "ssl.ca.location": ("kafka_tls_ca_file", settings.kafka_tls_ca_file),
+        "ssl.certificate.location": ("kafka_tls_cert_file", settings.kafka_tls_cert_file),
+        "ssl.key.location": ("kafka_tls_key_file", settings.kafka_tls_key_file),
+    }
+    for option, (field, path) in files.items():
+        if secret(field, path) is not None:
+            base[option] = str(path)
+    if settings.kafka_sasl:
+        base["sasl.mechanism"] = settings.kafka_sasl
+    if settings.kafka_user is not None:
+        base["sasl.username"] = settings.kafka_user
     password = secret("kafka_password_file", settings.kafka_password_file)
     return base if password is None else {**base, "sasl.password": password}
 
@@ -85,7 +109,22 @@ def topic_limits(settings: BridgeSettings, base: dict[str, str], stopping: threa
     return None
 
 
-def build(settings: BridgeSettings, base: dict[str, str], limits: dict[str, int]) -> Bridge:
+def settle_doubts(
+    settings: BridgeSettings, base: dict[str, str], ledger: Ledger, stopping: threading.Event
+) -> bool:  # fmt: skip
+    """Wait until Kafka has said what became of QoS 2 messages in doubt; False if the process shall end before."""
+    while not stopping.is_set():
+        try:
+            resolve(ledger, base, settings.prefix + DEAD_LETTER)
+        except KafkaNotReady as error:
+            log.warning("waiting for Kafka", error=str(error))
+            stopping.wait(ASK_AGAIN_S)
+        else:
+            return True
+    return False
+
+
+def build(settings: BridgeSettings, base: dict[str, str], limits: dict[str, int], ledger: Ledger) -> Bridge:
     """All parts of a bridge, tied together."""
     target = target_of(settings)
     outlet = Outlet(base, limits=limits, max_held_bytes=settings.max_in_flight_bytes)
@@ -94,6 +133,7 @@ def build(settings: BridgeSettings, base: dict[str, str], limits: dict[str, int]
         Window(settings.max_in_flight, settings.max_in_flight_bytes),
         Router(settings.prefix, limits, settings.root_pattern, settings.routes, retain_as_published=target.v5),
         lambda: time.time_ns() // 1_000_000,
+        ledger,
     )
     out = outbound.Outbound(
         outbound.consumer(base, settings.prefix), outlet, prefix=settings.prefix, window=settings.outbound_window,
@@ -117,13 +157,16 @@ def run(settings: BridgeSettings) -> None:
         signal.signal(number, stop)
     target_of(settings)
     base = kafka_base(settings)
+    ledger = Ledger(settings.state_dir, settings.client_id)
     web = http.serve(lambda: bridge.snapshot if bridge else Snapshot(), settings.http_host, settings.http_port)
     log.info("started", kafka=settings.kafka, prefix=settings.prefix, mqtt=f"{settings.mqtt_host}:{settings.mqtt_port}")
     limits = topic_limits(settings, base, stopping)
-    if limits is not None:
-        bridge = build(settings, base, limits)
+    if limits is not None and settle_doubts(settings, base, ledger, stopping):
+        bridge = build(settings, base, limits, ledger)
         if stopping.is_set():
             bridge.stop()
+        gc.freeze()
+        gc.set_threshold(COLLECT_AFTER, 20, 50)
         bridge.run()
     web.shutdown()
 
@@ -133,7 +176,10 @@ def main() -> int:
     logs.configure()
     try:
         run(BridgeSettings())
-    except (ValidationError, SettingsError, ConfigError) as error:
+    except ValidationError as error:
+        log.critical("wrong setting", error=in_one_line(error))
+        return WRONG_SETTING
+    except (SettingsError, ConfigError) as error:
         log.critical("wrong setting", error=str(error))
         return WRONG_SETTING
     except Exception as error:

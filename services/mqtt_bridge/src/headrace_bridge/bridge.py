@@ -24,6 +24,7 @@ from headrace_bridge.connection import Connection, ConnectionLost, Target
 from headrace_bridge.kafka import Outlet
 from headrace_bridge.outbound import FAILED, Outbound
 from headrace_bridge.packets import (
+    PROTOCOL_ERROR,
     PUBACK,
     PUBREL,
     SUBACK,
@@ -43,6 +44,9 @@ log = structlog.get_logger(__name__)
 
 SUBSCRIBE_ID, UNSUBSCRIBE_ID = 1, 2
 IDLE_S, BUSY_S, WAITING_S, FULL_S = 0.1, 0.003, 0.01, 0.05
+GATHER_S, SMALL_READ = 0.004, 64 * 1024
+SNAPSHOT_S = 0.05
+OUTBOUND_S = 0.01  # until `outbound` is asked again when it had nothing: asking costs as much as ten messages
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 
 
@@ -82,6 +86,9 @@ class Bridge:
         self._subscribed = False
         self._first = True
         self._backlog = False
+        self._next_read = 0.0
+        self._next_outbound = 0.0
+        self._snapshot_at = 0.0
         self._stopping = False
         self._failures = 0
         self._counts = {"connects": 0, "connection_losses": 0, "decode_errors": 0}
@@ -100,8 +107,10 @@ class Bridge:
                     self._turn()
             except (ConnectionLost, MalformedPacket) as error:
                 self._lost(error)
+                self._take_snapshot(at_once=True)
                 self._pause()
         self._finish()
+        self._take_snapshot(at_once=True)
 
     def _connect(self) -> None:
         self._connection = connection = Connection.connect(self._target)
@@ -110,12 +119,13 @@ class Bridge:
         present = connection.connack.session_present
         log.info("connected", host=self._target.host, port=self._target.port, session_present=present)
         if not present:
-            self._receiver.window.session_lost()
+            self._receiver.session_lost()
         self._subscribed = present and not self._first
         if not self._subscribed:
             self._subscribe(connection)
         if self._outbound is not None:
             connection.send(self._outbound.connected(connection.connack))
+        self._take_snapshot(at_once=True)
 
     def _subscribe(self, connection: Connection) -> None:
         wanted = set(self._subscriptions)
@@ -130,28 +140,57 @@ class Bridge:
         connection, receiver = self._connection, self._receiver
         assert connection is not None
         room = receiver.window.room
-        waiting = receiver.window.outstanding > 0
-        reading = room > 0 and not self._backlog
-        got = 0
-        if connection.wait(0 if waiting or self._backlog else IDLE_S, reading=reading):
-            got = connection.receive()
+        reading = connection.may_read and time.monotonic() >= self._next_read
+        got = self._read(connection, room) if reading and not (self._backlog and room) else 0
         if room and (got or self._backlog):
-            taken = connection.decoder.take(room)
-            self._backlog = len(taken) == room
-            for packet in taken:
-                self._handle(packet)
-            connection.decoder.check()
-        self._outlet.poll((FULL_S if not room else BUSY_S if got else WAITING_S) if waiting else 0)
-        connection.send(receiver.acknowledgements())
-        if self._outbound is not None:
-            connection.send(self._outbound.turn())
-        connection.keep_alive(reading=reading)
+            self._take(connection, room)
+        self._serve(connection, room, fresh=bool(got or self._backlog))
+        connection.keep_alive(reading=connection.may_read)
         self._take_snapshot()
+
+    def _read(self, connection: Connection, room: int) -> int:
+        """Read if there is something; after little, let more gather before the next time (bridge.md 8)."""
+        busy = self._receiver.window.outstanding or not room
+        if not connection.wait(0 if busy else IDLE_S):
+            return 0
+        got = connection.receive()
+        self._next_read = time.monotonic() + GATHER_S if got < SMALL_READ else 0.0
+        return got
+
+    def _take(self, connection: Connection, room: int) -> None:
+        """Handle the packets that there are, as far as there is room."""
+        receiver = self._receiver
+        taken = connection.decoder.take(room)
+        self._backlog = len(taken) == room
+        receiver.begin()
+        publish = receiver.publish
+        for packet in taken:
+            if type(packet) is Publish:
+                publish(packet)
+            else:
+                self._handle(packet)
+        connection.decoder.check()
+
+    def _serve(self, connection: Connection, room: int, *, fresh: bool) -> None:
+        """Hear Kafka's reports until it is time to read again, and acknowledge what they settle."""
+        receiver, outlet = self._receiver, self._outlet
+        if not receiver.window.outstanding:
+            outlet.poll(0)
+        else:
+            outlet.poll(FULL_S if not room else BUSY_S if fresh else WAITING_S)
+        connection.send(receiver.acknowledgements())
+        now = time.monotonic()
+        if self._outbound is not None and now >= self._next_outbound:
+            packets_out = self._outbound.turn()
+            connection.send(packets_out)
+            self._next_outbound = now if packets_out else now + OUTBOUND_S
+        left = self._next_read - now
+        if left > 0:
+            (outlet.poll if receiver.window.outstanding else time.sleep)(left)
+            connection.send(receiver.acknowledgements())
 
     def _handle(self, packet: Packet) -> None:
         match packet:
-            case Publish():
-                self._receiver.publish(packet)
             case Ack(kind=kind) if kind == PUBACK:
                 if self._outbound is not None:
                     self._outbound.acknowledged(packet)
@@ -163,12 +202,12 @@ class Bridge:
             case Ack(kind=kind) if kind == UNSUBACK:
                 self._memory.save(set(self._subscriptions))
             case Ack(kind=kind):
-                raise MalformedPacket(f"a packet of kind {kind} that answers nothing")
+                raise MalformedPacket(f"a packet of kind {kind} that answers nothing", PROTOCOL_ERROR)
             case Connack():
-                raise MalformedPacket("a second CONNACK")
+                raise MalformedPacket("a second CONNACK", PROTOCOL_ERROR)
             case Disconnected():
                 raise ConnectionLost(f"the broker disconnects with reason code {packet.code:#x}")
-            case Pong():
+            case Pong() | Publish():
                 pass
 
     def _suback(self, ack: Ack) -> None:
@@ -188,7 +227,7 @@ class Bridge:
         self._counts["decode_errors"] += isinstance(error, MalformedPacket)
         if self._subscribed:
             self._failures = 0
-        self._connection.abort()
+        self._connection.abort(error.reason if isinstance(error, MalformedPacket) else None)
         self._connection = None
         self._subscribed = False
         self._backlog = False
@@ -222,11 +261,16 @@ class Bridge:
             self._outbound.close()
         log.info("stopped", in_flight=window.in_flight, received=window.received, acknowledged=window.acknowledged)
 
-    def _take_snapshot(self) -> None:
+    def _take_snapshot(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if not at_once and now - self._snapshot_at < SNAPSHOT_S:
+            return
+        self._snapshot_at = now
         receiver, window, outbound = self._receiver, self._receiver.window, self._outbound
         oldest = window.oldest_ms
         numbers = {
-            **self._counts, "received": window.received, "acknowledged": window.acknowledged,
+            **self._counts, "reconnects": max(0, self._counts["connects"] - 1),
+            "received": window.received, "acknowledged": window.acknowledged,
             "in_flight": window.in_flight, "in_flight_bytes": window.outstanding_bytes,
             "oldest_arrival_ms": oldest or 0, "redelivered": window.redelivered, "ignored": receiver.ignored,
             "produced": self._outlet.produced, "retries": self._outlet.retries, "kafka_queue": self._outlet.queued,

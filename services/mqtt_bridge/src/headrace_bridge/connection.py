@@ -1,7 +1,10 @@
 """One connection to the MQTT broker: socket, TLS, keep-alive, and an end that loses no acknowledgement (bridge.md 1.5).
 
-Blocking only while connecting; then the socket does not block and the owner's loop says when to read. Not reading is
-how the bridge holds the broker back, so silence counts only while we read.
+Blocking only while connecting; then the socket does not block and the owner's loop says when to read. A full bridge
+goes on reading into a reserve, so that it hears PINGRESP and notices a connection that is half open. With the reserve
+full too (a broker that does not keep to Receive Maximum), not reading holds the broker back; silence does not count
+then, and a peer that is gone is noticed by the kernel, which waits for the acknowledgement of our PINGREQs
+(TCP_USER_TIMEOUT).
 
 The end (bridge.md 8): closing a socket with unread input makes the kernel reset the connection, and the broker drops
 acknowledgements it had not read. So: DISCONNECT, shut the sending side, read to the end, close.
@@ -17,10 +20,12 @@ import time
 from dataclasses import dataclass
 
 from headrace_bridge import packets
-from headrace_bridge.packets import Connack, Decoder, MalformedPacket, Packet
+from headrace_bridge.decoder import Decoder
+from headrace_bridge.packets import Connack, MalformedPacket, Packet
 from headrace_core.errors import HeadraceError
 
-READ_BYTES = 256 * 1024
+READ_BYTES = 512 * 1024
+RESERVE_BYTES = 4 * 1024 * 1024
 CONNECT_S = 5.0
 CLOSE_S = 2.0
 SILENCE = 1.5  # times keep-alive
@@ -61,8 +66,10 @@ class Connection:
 
     def __init__(self, sock: socket.socket, target: Target) -> None:
         self._sock = sock
+        self._v5 = target.v5
         self.decoder = Decoder(v5=target.v5)
         self._out = bytearray()
+        self._space = memoryview(bytearray(READ_BYTES))
         self._keep_alive_s = float(target.keep_alive_s)
         self._read_at = self._written_at = time.monotonic()
         self._pinged = False
@@ -105,6 +112,9 @@ class Connection:
             raise ConnectionLost(f"refused: {REFUSED.get(first.code, hex(first.code))}")
         self.connack = first
         self._keep_alive_s = float(first.number(packets.SERVER_KEEP_ALIVE, target.keep_alive_s))
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            patience_ms = int(SILENCE * self._keep_alive_s * 1000)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
         self._sock.setblocking(False)
         self._more = target.tls is not None
 
@@ -122,35 +132,41 @@ class Connection:
                 raise ConnectionLost(f"not MQTT: {error}") from error
         raise ConnectionLost("no CONNACK in time")
 
-    def wait(self, seconds: float, *, reading: bool) -> bool:
-        """Wait for input (if `reading`) or for room to write; whether there is input."""
-        seconds = 0 if self._more and reading else seconds
-        if not reading and not self._out:
-            return False
-        readable, writable, _ = select.select(
-            [self._sock] if reading else [], [self._sock] if self._out else [], [], seconds
-        )  # fmt: skip
+    @property
+    def may_read(self) -> bool:
+        """Whether there is room for what would be read, if only in the reserve, or a long packet to be completed."""
+        return self.decoder.held < RESERVE_BYTES or self.decoder.starved
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for input or for room to write; whether there is input."""
+        try:
+            readable, writable, _ = select.select(
+                [self._sock], [self._sock] if self._out else [], [], 0 if self._more else seconds
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            raise ConnectionLost(str(error)) from error
         if writable:
             self._flush()
-        return bool(readable) or (self._more and reading)
+        return bool(readable) or self._more
 
     def receive(self) -> int:
         """Read what is there, one read's size at most, into the decoder. Raises ConnectionLost at the end."""
         got = 0
+        space, recv_into = self._space, self._sock.recv_into
         self._more = False
         try:
             while got < READ_BYTES:
-                data = self._sock.recv(READ_BYTES - got)
-                if not data:
+                count = recv_into(space[got:])
+                if not count:
                     raise ConnectionLost("closed by the broker")
-                self.decoder.feed(data)
-                got += len(data)
+                got += count
             self._more = True
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
             raise ConnectionLost(str(error)) from error
         if got:
+            self.decoder.feed(bytes(space[:got]))
             self._read_at = time.monotonic()
             self._pinged = False
         return got
@@ -173,7 +189,10 @@ class Connection:
             raise ConnectionLost(str(error)) from error
 
     def keep_alive(self, *, reading: bool) -> None:
-        """Call every turn: PINGREQ in time; raises ConnectionLost when the broker has been silent for too long."""
+        """Call every turn: PINGREQ in time; raises ConnectionLost when the broker has been silent for too long.
+
+        `reading`: this turn has read what there was; without it silence says nothing.
+        """
         now = time.monotonic()
         if not self._keep_alive_s:
             return
@@ -193,13 +212,15 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.settimeout(CLOSE_S)
             self._sock.sendall(bytes(self._out) + packets.DISCONNECT_BYTES)
-            if not isinstance(self._sock, ssl.SSLSocket):
-                self._sock.shutdown(socket.SHUT_WR)
+            self._sock.shutdown(socket.SHUT_WR)  # with TLS, what comes after that is read without being understood
             deadline = time.monotonic() + CLOSE_S
             while time.monotonic() < deadline and self._sock.recv(READ_BYTES):
                 continue
         self.abort()
 
-    def abort(self) -> None:
-        """Close at once."""
+    def abort(self, reason: int | None = None) -> None:
+        """Close at once; on MQTT 5 tell the broker why, if there is a reason code and it takes it."""
+        if reason is not None and self._v5:
+            with contextlib.suppress(OSError):
+                self._sock.send(packets.DISCONNECT_FOR_BYTES + bytes((reason,)))
         self._sock.close()

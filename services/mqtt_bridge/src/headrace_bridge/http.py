@@ -24,6 +24,7 @@ COUNTERS = {
     "produced": "records that Kafka acknowledged, dead letters included",
     "retries": "records produced again after an error",
     "connects": "accepted connections",
+    "reconnects": "accepted connections after the first",
     "connection_losses": "connections that ended by themselves",
     "decode_errors": "connections closed because of a malformed packet",
     "publish_sent": "outbound messages sent, repeats included",
@@ -75,7 +76,7 @@ def _latency(now: Snapshot) -> Metric:
         total += count
         buckets.append((edge, float(total)))
     return HistogramMetricFamily(
-        PREFIX + "kafka_latency_seconds", "from arrival to Kafka's acknowledgement", buckets=buckets,
+        PREFIX + "kafka_latency_seconds", "from arrival to acknowledgement, which follows Kafka's", buckets=buckets,
         sum_value=now.numbers.get("latency_sum_ms", 0) / 1000,
     )  # fmt: skip
 

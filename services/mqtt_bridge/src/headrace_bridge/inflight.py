@@ -13,25 +13,30 @@ at every moment: a message that comes again is not received twice. A packet id t
 flag closes the old account: the broker knew our acknowledgement. So does the loss of the session.
 
 QoS 2: a packet id is remembered from its PUBLISH until PUBREL, over connections of a session; a PUBLISH that repeats it
-is bound to the first one's fate and not produced again.
+is bound to the first one's fate and not produced again. What a former process had given to Kafka comes in by
+`remember` (see `ledger.py`); such an id counts only for the same message.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+
+from headrace_bridge.packets import Publish
 
 
-@dataclass(slots=True, eq=False)
 class Entry:
-    """One arrival. `packet_id` 0 with QoS 0; `settled`: Kafka has the message, or its dead letter."""
+    """One arrival. `size` in bytes of topic and payload; `place`: partition and offset, with QoS 2."""
 
-    packet_id: int
-    qos: int
-    size: int
-    arrived_ms: int
-    connection: int
-    settled: bool = False
+    __slots__ = ("arrived_ms", "connection", "message", "packet_id", "place", "qos", "size")
+
+    def __init__(self, message: Publish, size: int, arrived_ms: int, connection: int) -> None:
+        self.message: Publish | None = message  # None = settled: Kafka has it, or its dead letter
+        self.packet_id = message.packet_id
+        self.qos = message.qos
+        self.size = size
+        self.arrived_ms = arrived_ms
+        self.connection = connection
+        self.place: tuple[str, int, int] | None = None
 
 
 class Window:
@@ -42,8 +47,9 @@ class Window:
         self._limit_bytes = limit_bytes
         self._connection = 0
         self._order: deque[Entry] = deque()
-        self._owed: set[int] = set()
+        self._owed: dict[int, int] = {}  # packet id to arrival in ms
         self._second: dict[int, Entry] = {}  # QoS 2 until PUBREL
+        self._former_process: dict[int, bytes] = {}  # QoS 2 ids of it, with the message's identity
         self._stray = 0  # QoS 0 of former connections, not settled yet
         self._former = 0  # outstanding entries of former connections, any QoS
         self.outstanding = 0
@@ -66,41 +72,61 @@ class Window:
 
     @property
     def oldest_ms(self) -> int | None:
-        """Arrival of the oldest message in flight on this connection; None if there is none."""
-        return self._order[0].arrived_ms if self._order else None
+        """First arrival of the oldest message in flight; None if there is none."""
+        oldest = [self._order[0].arrived_ms] if self._order else []
+        return min([*oldest, *self._owed.values()], default=None)
 
-    def arrived(self, packet_id: int, qos: int, *, dup: bool, size: int, now_ms: int) -> tuple[Entry, bool]:
-        """A PUBLISH came. Returns its entry, and whether it must be produced (False: a repeat of QoS 2)."""
-        self._count_arrival(packet_id, dup=dup)
-        first = self._second.get(packet_id) if qos == 2 else None
-        if first is not None:
-            if not first.settled and first.connection != self._connection:
+    def arrived(self, message: Publish, now_ms: int, identity: bytes = b"") -> tuple[Entry, bool]:
+        """A PUBLISH came. Returns its entry, and whether it must be produced (False: a repeat of QoS 2).
+
+        `identity` is that of the message, needed for QoS 2 alone.
+        """
+        if self._owed:
+            self._count_arrival(message)
+        else:
+            self.received += 1
+        if message.qos == 2 and (first := self._first(message, identity, now_ms)) is not None:
+            if first.message is not None and first.connection != self._connection:
                 self._former -= 1
             first.connection = self._connection
             self._order.append(first)
             return first, False
-        entry = Entry(packet_id, qos, size, now_ms, self._connection)
-        if qos == 2:
-            self._second[packet_id] = entry
+        size = len(message.topic) + len(message.payload)
+        entry = Entry(message, size, now_ms, self._connection)
+        if message.qos == 2:
+            self._second[message.packet_id] = entry
         self._order.append(entry)
         self.outstanding += 1
         self.outstanding_bytes += size
         return entry, True
 
-    def _count_arrival(self, packet_id: int, *, dup: bool) -> None:
-        if packet_id in self._owed:
-            self._owed.discard(packet_id)
-            if dup:
+    def _count_arrival(self, message: Publish) -> None:
+        if message.packet_id in self._owed:
+            del self._owed[message.packet_id]
+            if message.dup:
                 self.redelivered += 1
                 return
             self.acknowledged += 1
         self.received += 1
 
+    def _first(self, message: Publish, identity: bytes, now_ms: int) -> Entry | None:
+        """What this PUBLISH repeats, if it does."""
+        known = self._former_process.pop(message.packet_id, None)
+        if known is not None and known == identity:
+            entry = Entry(message, 0, now_ms, self._connection)
+            entry.message = None
+            self._second[message.packet_id] = entry
+        return self._second.get(message.packet_id)
+
+    def remember(self, packet_id: int, identity: bytes) -> None:
+        """A former process gave Kafka this QoS 2 message of the session; PUBREL did not come yet."""
+        self._former_process[packet_id] = identity
+
     def settle(self, entry: Entry) -> None:
         """Kafka has it. A second call for the same entry changes nothing."""
-        if entry.settled:
+        if entry.message is None:
             return
-        entry.settled = True
+        entry.message = None
         self.outstanding -= 1
         self.outstanding_bytes -= entry.size
         if entry.connection != self._connection:
@@ -113,7 +139,7 @@ class Window:
         """Remove and return what may be acknowledged now, in order of arrival. QoS 0 is among it."""
         taken: list[Entry] = []
         order = self._order
-        while order and order[0].settled:
+        while order and order[0].message is None:
             taken.append(order.popleft())
         self.acknowledged += len(taken)
         return taken
@@ -121,15 +147,16 @@ class Window:
     def released(self, packet_id: int) -> None:
         """PUBREL came: the id may be used anew."""
         self._second.pop(packet_id, None)
+        self._former_process.pop(packet_id, None)
 
     def disconnected(self) -> None:
         """The connection ended: nothing of it may be acknowledged any more."""
         self._connection += 1
         for entry in self._order:
-            self._former += not entry.settled
+            self._former += entry.message is not None
             if entry.qos and entry.packet_id not in self._owed:
-                self._owed.add(entry.packet_id)
-            elif entry.qos or entry.settled:
+                self._owed[entry.packet_id] = entry.arrived_ms
+            elif entry.qos or entry.message is None:
                 self.acknowledged += 1
             else:
                 self._stray += 1
@@ -140,3 +167,4 @@ class Window:
         self.acknowledged += len(self._owed)
         self._owed.clear()
         self._second.clear()
+        self._former_process.clear()

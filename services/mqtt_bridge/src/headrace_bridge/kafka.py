@@ -14,13 +14,14 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from headrace_bridge.record import Record
+from headrace_bridge.record import Headers, Record
 from headrace_core.errors import ConfigError, HeadraceError
 
 log = structlog.get_logger(__name__)
@@ -41,6 +42,7 @@ PERMANENT = {
     KafkaError._INVALID_ARG: "invalid_record",
 }
 
+Report = Callable[[Any, Any], None]  # KafkaError or None, Message or None
 Done = Callable[[str | None, str], None]  # permanent reason or None = delivered; detail
 
 
@@ -78,7 +80,8 @@ class Outlet:
                 "log_level": 2,
             }
         )  # fmt: skip
-        self._again: list[tuple[float, int, Record, Done, bool]] = []
+        self._produce = self._producer.produce
+        self._again: list[tuple[float, int, Callable[[], None]]] = []
         self._ticket = itertools.count()
         self._fatal: KafkaError | None = None
         self.up = True
@@ -90,49 +93,55 @@ class Outlet:
         """Records not answered by Kafka yet."""
         return len(self._producer) + len(self._again)
 
+    def produce(self, topic: str, value: bytes, key: bytes | None, report: Report, headers: Headers) -> None:
+        """Produce. `report` gets Kafka's answer, or the error that there is at once; see `fatal`, `PERMANENT`, `later`.
+
+        It counts what was delivered in `produced` itself.
+        """
+        try:
+            self._produce(topic, value, key, -1, report, None, 0, headers)  # by place: keywords cost as much again
+        except BufferError:
+            self.later(partial(self.produce, topic, value, key, report, headers), "the queue is full")
+        except KafkaException as error:
+            report(error.args[0], None)
+
     def send(self, record: Record, done: Done, *, surely: bool = False) -> None:
         """Produce. `done` is called once: with None when all in-sync replicas have it, or with a permanent reason.
 
         `surely`: no error is permanent (dead letters).
         """
 
-        def delivered(error: KafkaError | None, _: object) -> None:
+        def answered(error: KafkaError | None, _: object) -> None:
             if error is None:
                 self.produced += 1
                 done(None, "")
+            elif self.fatal(error):
+                return
+            elif not surely and (reason := PERMANENT.get(error.code())):
+                done(reason, error.str())
             else:
-                self._failed(error, record, done, surely)
+                self.later(partial(self.send, record, done, surely=surely), error.str())
 
-        try:
-            self._producer.produce(
-                record.topic, record.value, record.key, headers=record.headers, on_delivery=delivered
-            )  # fmt: skip
-        except BufferError:
-            self._later(record, done, surely)
-        except KafkaException as error:
-            self._failed(error.args[0], record, done, surely)
+        self.produce(record.topic, record.value, record.key, answered, record.headers)
 
-    def _failed(self, error: KafkaError, record: Record, done: Done, surely: bool) -> None:
+    def fatal(self, error: KafkaError) -> bool:
+        """Whether the producer cannot go on; then `poll` raises."""
         if error.fatal():
             self._fatal = error
-            return
-        reason = PERMANENT.get(error.code())
-        if reason and not surely:
-            done(reason, error.str())
-            return
-        log.warning("produced again", topic=record.topic, error=str(error))
-        self._later(record, done, surely)
+            return True
+        return False
 
-    def _later(self, record: Record, done: Done, surely: bool) -> None:
+    def later(self, again: Callable[[], None], why: str) -> None:
+        """Call `again` after a pause."""
+        log.warning("produced again", error=why)
         self.retries += 1
-        heapq.heappush(self._again, (time.monotonic() + AGAIN_S, next(self._ticket), record, done, surely))
+        heapq.heappush(self._again, (time.monotonic() + AGAIN_S, next(self._ticket), again))
 
     def poll(self, seconds: float) -> None:
         """Serve delivery reports, waiting for them so long at most. Raises KafkaFailed."""
         self._producer.poll(seconds)
         while self._again and self._again[0][0] <= time.monotonic():
-            _, _, record, done, surely = heapq.heappop(self._again)
-            self.send(record, done, surely=surely)
+            heapq.heappop(self._again)[2]()
         if self._fatal is not None:
             raise KafkaFailed(f"the producer cannot go on: {self._fatal}")
 
@@ -149,8 +158,9 @@ class Outlet:
 def limits(base: Mapping[str, str], topics: list[str], timeout_s: float = 5.0) -> dict[str, int]:
     """max.message.bytes of topics (bridge.md 2). Raises KafkaNotReady with a line that names what is wrong, and
     ConfigError for an option that librdkafka does not take."""
+    said: list[str] = []
     try:
-        admin = AdminClient({**base, "log_level": 0})
+        admin = AdminClient({**base, "log_level": 0, "error_cb": lambda error: said.append(error.str())})
     except KafkaException as error:
         raise ConfigError("kafka_options", error.args[0].str()) from error
     try:
@@ -161,5 +171,7 @@ def limits(base: Mapping[str, str], topics: list[str], timeout_s: float = 5.0) -
         asked = admin.describe_configs([ConfigResource("topic", topic) for topic in topics], request_timeout=timeout_s)
         answers: dict[str, Any] = {resource.name: future.result(timeout_s) for resource, future in asked.items()}
     except KafkaException as error:
-        raise KafkaNotReady(f"{base['bootstrap.servers']}: {error.args[0]}") from error
+        admin.poll(0)  # why a connection fails is told there alone
+        why = ". ".join([error.args[0].str(), *dict.fromkeys(said[-2:])])
+        raise KafkaNotReady(f"{base['bootstrap.servers']}: {why}") from error
     return {topic: int(answers[topic]["max.message.bytes"].value) for topic in topics}

@@ -1,8 +1,4 @@
-"""MQTT 5 and 3.1.1 on the wire, as far as a client needs it: sans-I/O (bridge.md 3).
-
-`Decoder.feed` takes what a socket read gave, `Decoder.take` gives at most so many packets: what is not taken stays in
-the decoder, so a full bridge holds no more than one read. A PUBLISH longer than `keep_bytes` is not held either: its
-first bytes are kept, the rest is counted and dropped as it arrives.
+"""The packets of MQTT 5 and 3.1.1, as far as a client needs them: pure (bridge.md 3). `decoder.py` finds their edges.
 
 Only the framing is strict: a packet that cannot be told from its neighbours raises MalformedPacket, and the connection
 must be closed. What a publisher chose (topic, properties, payload) never does: it could be delivered again for ever.
@@ -13,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace_core.errors import HeadraceError
 
@@ -33,21 +30,30 @@ Value = int | bytes | tuple[bytes, bytes]
 Properties = tuple[tuple[int, Value], ...]
 
 PINGREQ_BYTES = b"\xc0\x00"
+DISCONNECT_FOR_BYTES = b"\xe0\x01"  # and the reason code
 DISCONNECT_BYTES = b"\xe0\x00"  # normal: the session stays for its expiry interval, no will is sent
-KEEP_BYTES = 16 * 1024 * 1024
 LONGEST_LENGTH = 4  # bytes of a variable byte integer
 
 
+MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
+
+
 class MalformedPacket(HeadraceError):
-    """The stream cannot be read on; close the connection and open another."""
+    """The stream cannot be read on; close the connection and open another. `reason`: MQTT 5's code for DISCONNECT."""
 
     code = "malformed_packet"
     retry = True
 
+    def __init__(self, problem: str, reason: int = MALFORMED) -> None:
+        super().__init__(problem)
+        self.reason = reason
 
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """A message. `packet_id` is 0 with QoS 0; `missing`: bytes at the payload's end that were dropped unread."""
+
+class Publish(NamedTuple):
+    """A message. `packet_id` is 0 with QoS 0; `missing`: bytes at the payload's end that were dropped unread.
+
+    A tuple, because one is made for each message and nothing in Python is made faster.
+    """
 
     topic: bytes
     payload: bytes
@@ -100,130 +106,47 @@ class Disconnected:
 Packet = Publish | Connack | Ack | Pong | Disconnected
 
 
-class Decoder:
-    """Bytes in any pieces to packets. One object for one connection."""
-
-    def __init__(self, *, v5: bool, keep_bytes: int = KEEP_BYTES) -> None:
-        self._v5 = v5
-        self._keep = keep_bytes
-        self._buffer = b""
-        self._at = 0
-        self._chunks: list[bytes] = []
-        self._have = 0  # bytes from `_at` on, chunks included
-        self._need = 2  # so many are needed before the next packet can be complete
-        self._held: Publish | None = None
-        self._skip = 0
-        self._broken: MalformedPacket | None = None
-
-    def feed(self, data: bytes) -> None:
-        """Add what was read."""
-        if self._skip:
-            dropped = min(self._skip, len(data))
-            self._skip -= dropped
-            data = data[dropped:]
-        if data:
-            self._chunks.append(data)
-            self._have += len(data)
-
-    def take(self, limit: int) -> list[Packet]:
-        """Up to `limit` complete packets, in order; those before a malformed one are not lost.
-
-        Raises MalformedPacket when nothing can be taken before it; `check` raises it as well.
-        """
-        self.check()
-        taken: list[Packet] = []
-        if self._held is not None:
-            if self._skip:
-                return taken
-            taken.append(self._held)
-            self._held = None
-        if self._have >= self._need:
-            self._join()
-            try:
-                while len(taken) < limit and (packet := self._next()) is not None:
-                    taken.append(packet)
-            except MalformedPacket as error:
-                self._broken = error
-                if not taken:
-                    raise
-        return taken
-
-    def check(self) -> None:
-        """Raises MalformedPacket if one was found behind the packets that were taken."""
-        if self._broken is not None:
-            raise self._broken
-
-    def _join(self) -> None:
-        if self._chunks:
-            self._buffer = b"".join((self._buffer[self._at :], *self._chunks))
-            self._at = 0
-            self._chunks = []
-
-    def _next(self) -> Packet | None:
-        buffer, at = self._buffer, self._at
-        length = multiplier = 0
-        start = at + 1
-        while True:
-            if start >= len(buffer):
-                self._need = start - at + 1
-                return None
-            if start - at > LONGEST_LENGTH:
-                raise MalformedPacket("the remaining length has more than four bytes")
-            digit = buffer[start]
-            start += 1
-            length |= (digit & 127) << multiplier
-            if digit < 128:
-                break
-            multiplier += 7
-        head = buffer[at]
-        if length > self._keep and head >> 4 != PUBLISH:
-            raise MalformedPacket(f"a packet of kind {head >> 4} with {length} bytes")
-        kept = min(length, self._keep)
-        if len(buffer) < start + kept:
-            self._need = start + kept - at
-            return None
-        body = buffer[start : start + kept]
-        self._advance(start + kept)
-        if length == kept:
-            return _decode(head, body, 0, v5=self._v5)
-        return self._hold(_publish(head, body, length - kept, v5=self._v5))
-
-    def _advance(self, to: int) -> None:
-        self._have -= to - self._at
-        self._at = to
-        self._need = 2
-
-    def _hold(self, publish: Publish) -> Publish | None:
-        there = len(self._buffer) - self._at
-        if there >= publish.missing:
-            self._advance(self._at + publish.missing)
-            return publish
-        self._skip = publish.missing - there
-        self._held = publish
-        self._advance(len(self._buffer))
-        return None
-
-
-def _decode(head: int, body: bytes, missing: int, *, v5: bool) -> Packet:
+def decode(head: int, body: bytes, missing: int = 0, *, v5: bool) -> Packet:
+    """The packet with this first byte and this body. Raises MalformedPacket."""
     kind = head >> 4
     if kind == PUBLISH:
         return _publish(head, body, missing, v5=v5)
+    if head & 15 != (2 if kind == PUBREL else 0):
+        raise MalformedPacket(f"a packet of kind {kind} with flags {head & 15}")
     if kind in (PUBACK, PUBREC, PUBREL, PUBCOMP):
-        if len(body) < 2:
-            raise MalformedPacket(f"a packet of kind {kind} without packet id")
-        return Ack(kind, body[0] << 8 | body[1], body[2:3] or b"\x00")
+        return _ack(kind, body, v5=v5)
     if kind in (SUBACK, UNSUBACK):
         return _subscription_ack(kind, body, v5=v5)
     if kind == PINGRESP:
+        if body:
+            raise MalformedPacket("a PINGRESP with a body")
         return Pong()
     if kind == CONNACK:
         if len(body) < 2:
             raise MalformedPacket("a CONNACK of less than two bytes")
-        properties = read_properties(body, 2)[0] if v5 and len(body) > 2 else ()
+        properties = _last_properties(body, 2) if v5 else ()
         return Connack(bool(body[0] & 1), body[1], properties)
     if kind == DISCONNECT:
+        _last_properties(body, 1)
         return Disconnected(body[0] if body else 0)
-    raise MalformedPacket(f"a server does not send packets of kind {kind} here")
+    raise MalformedPacket(f"a server does not send packets of kind {kind} here", PROTOCOL_ERROR)
+
+
+def _last_properties(body: bytes, at: int) -> Properties:
+    """Properties at the end of a packet, which may be left out. Raises MalformedPacket."""
+    if len(body) <= at:
+        return ()
+    properties, end = read_properties(body, at)
+    if end != len(body):
+        raise MalformedPacket("bytes behind the properties")
+    return properties
+
+
+def _ack(kind: int, body: bytes, *, v5: bool) -> Ack:
+    if len(body) < 2 or (len(body) > 2 and not v5):
+        raise MalformedPacket(f"a packet of kind {kind} with {len(body)} bytes")
+    _last_properties(body, 3)
+    return Ack(kind, body[0] << 8 | body[1], body[2:3] or b"\x00")
 
 
 def _publish(head: int, body: bytes, missing: int, *, v5: bool) -> Publish:

@@ -12,7 +12,6 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import msgspec
 
@@ -51,6 +50,27 @@ class Refusal:
     detail: str
 
 
+@dataclass(slots=True, eq=False)
+class Route:
+    """What follows from a topic alone: Kafka topic, key, the header `topic`, and the most bytes of a payload.
+
+    `headers` are those of the last message without properties, `made_for` its flags and time: the next one has the
+    same as a rule.
+    """
+
+    topic: str
+    key: bytes
+    header: tuple[str, bytes]
+    limit: int
+    headers: Headers = field(default_factory=list)
+    made_for: tuple[object, ...] = ()
+
+
+QOS = [("qos", b"%d" % qos) for qos in range(3)]
+NO_RETAIN, RETAIN = ("retain", b"0"), ("retain", b"1")
+DUP = [("dup", b"0"), ("dup", b"1")]
+
+
 def root_of(topic: bytes, pattern: str = "{root}/#") -> bytes:
     """The level that `{root}` stands for, if the topic has the pattern's form; else the first level (bridge.md 2)."""
     if pattern == "{root}/#":
@@ -62,7 +82,6 @@ def root_of(topic: bytes, pattern: str = "{root}/#") -> bytes:
     return levels[0]
 
 
-@lru_cache(maxsize=4096)
 def matches(filter_: str, topic: bytes) -> bool:
     """Whether an MQTT topic filter (without `$share`) takes a topic; `$` topics by no wildcard at their start."""
     wanted, levels = filter_.encode().split(b"/"), topic.split(b"/")
@@ -97,43 +116,46 @@ class Router:
                 return self.prefix + name
         return self.prefix + RAW
 
+    def route(self, topic: bytes) -> Route | None:
+        """Where messages of a topic go; None if it is no topic of theirs: no topic name, not UTF-8, or a `$` topic."""
+        if topic.startswith(b"$") or topic_refusal(topic):
+            return None
+        name = self.topic_of(topic)
+        limit = self.limits[name] - max(RESERVE_BYTES, TOPIC_GROWTH * len(topic) + FRAMING_BYTES)
+        return Route(name, root_of(topic, self.root_pattern), ("topic", topic), limit)
+
     def refusal(self, message: Publish) -> Refusal | None:
         """Why it cannot be a record; None if it can."""
-        topic = message.topic
-        if not topic or b"+" in topic or b"#" in topic:
-            return Refusal("invalid_topic", "not a topic name")
-        try:
-            topic.decode()
-        except UnicodeDecodeError as error:
-            return Refusal("invalid_topic", f"not UTF-8: {error.reason} at byte {error.start}")
+        if refused := topic_refusal(message.topic):
+            return refused
         if message.malformed_properties:
             return Refusal("invalid_properties", "the properties cannot be read")
         size = len(message.payload) + message.missing
-        limit = self.limits[self.topic_of(topic)] - max(RESERVE_BYTES, TOPIC_GROWTH * len(topic) + FRAMING_BYTES)
-        if size > limit:
-            return Refusal("too_large", f"payload of {size} bytes, at most {max(limit, 0)}")
+        route = self.route(message.topic)
+        if route is not None and size > route.limit:
+            return Refusal("too_large", f"payload of {size} bytes, at most {max(route.limit, 0)}")
         if message.missing:  # the topic would take it, but its end was dropped unread: half a payload is none
             return Refusal("too_large", f"payload of {size} bytes, more than the bridge holds")
         return None
 
     def record(self, message: Publish, received_ms: int) -> Record:
         """The record of a message that is not refused."""
-        topic = message.topic
-        headers: Headers = [
-            ("topic", topic),
-            ("qos", b"%d" % message.qos),
-            *self._retain(message),
-            ("dup", b"1" if message.dup else b"0"),
-            ("received", b"%d" % received_ms),
-        ]
+        route = self.route(message.topic)
+        assert route is not None
+        headers = self.headers(message, route, ("received", b"%d" % received_ms))
+        return Record(route.topic, route.key, message.payload, headers)
+
+    def headers(self, message: Publish, route: Route, received: tuple[str, bytes]) -> Headers:
+        """The record's headers; `received` is the one of this name."""
+        if message.retain:
+            headers = [route.header, QOS[message.qos], RETAIN, DUP[message.dup], received]
+        elif self.retain_as_published:
+            headers = [route.header, QOS[message.qos], NO_RETAIN, DUP[message.dup], received]
+        else:
+            headers = [route.header, QOS[message.qos], DUP[message.dup], received]
         if message.properties:
             headers += property_headers(message)
-        return Record(self.topic_of(topic), root_of(topic, self.root_pattern), message.payload, headers)
-
-    def _retain(self, message: Publish) -> Headers:
-        if message.retain:
-            return [("retain", b"1")]
-        return [("retain", b"0")] if self.retain_as_published else []
+        return headers
 
     def dead_letter(self, message: Publish, refusal: Refusal, received_ms: int) -> Record:
         """The dead letter, never larger than a Kafka topic takes by default."""
@@ -151,6 +173,17 @@ class Router:
         identity = hashlib.sha256(len(message.topic).to_bytes(4, "big") + message.topic + message.payload)
         headers: Headers = [("id", b"bridge:" + identity.hexdigest().encode()), ("stage", b"bridge")]
         return Record(self.prefix + DEAD_LETTER, root, msgspec.json.encode(document), headers)
+
+
+def topic_refusal(topic: bytes) -> Refusal | None:
+    """Why this is no topic name; None if it is one."""
+    if not topic or b"+" in topic or b"#" in topic:
+        return Refusal("invalid_topic", "not a topic name")
+    try:
+        topic.decode()
+    except UnicodeDecodeError as error:
+        return Refusal("invalid_topic", f"not UTF-8: {error.reason} at byte {error.start}")
+    return None
 
 
 def property_headers(message: Publish) -> Headers:

@@ -1,0 +1,118 @@
+"""`python -m bench.bridge.peers floor|paho MQTT_PORT KAFKA TOPIC COUNT_FILE`: what the bridge is measured against.
+
+`floor` reads with the bridge's own decoder and acknowledges at once: no reader can do less. `paho` is the plain way to
+the bridge's guarantee: paho-mqtt with manual acknowledgement, confluent-kafka, PUBACK in order after Kafka's report.
+Both write how many messages they have acknowledged into COUNT_FILE, some times a second.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import paho.mqtt.client as paho
+from confluent_kafka import Producer
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from headrace_bridge import packets
+from headrace_bridge.decoder import Decoder
+from headrace_bridge.packets import PUBACK, Publish
+
+RECEIVE_MAXIMUM, EXPIRY_S = 1000, 86_400
+TELL_S = 0.1
+
+
+class Counter:
+    """Tells the count now and then."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._told_at, self.count = path, 0.0, 0
+
+    def tell(self) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= TELL_S:
+            self._told_at = now
+            fresh = self._path.with_suffix(".new")
+            fresh.write_text(str(self.count))
+            fresh.replace(self._path)
+
+
+def floor(port: int, counter: Counter) -> None:
+    """Read and acknowledge."""
+    sock = socket.create_connection(("127.0.0.1", port))
+    hello = packets.connect(
+        "floor", v5=True, keep_alive_s=600, session_expiry_s=EXPIRY_S, receive_maximum=RECEIVE_MAXIMUM
+    )  # fmt: skip
+    sock.sendall(hello + packets.subscribe(1, {"te/#": 1}, v5=True))
+    decoder, space = Decoder(v5=True), memoryview(bytearray(512 * 1024))
+    sock.settimeout(TELL_S)
+    while True:
+        try:
+            got = sock.recv_into(space)
+        except TimeoutError:
+            counter.tell()
+            continue
+        decoder.feed(bytes(space[:got]))
+        taken = decoder.take(1_000_000)
+        ids = [PUBACK << 28 | 2 << 16 | packet.packet_id for packet in taken if type(packet) is Publish]
+        sock.sendall(struct.pack(f"!{len(ids)}I", *ids))
+        counter.count += len(ids)
+        counter.tell()
+        if got < 64 * 1024:
+            time.sleep(0.004)
+
+
+def paho_loop(port: int, kafka: str, topic: str, counter: Counter) -> None:
+    """paho and confluent-kafka, acknowledged in order after Kafka."""
+    producer = Producer(
+        {"bootstrap.servers": kafka, "acks": "all", "enable.idempotence": True, "linger.ms": 3,
+         "partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
+    )  # fmt: skip
+    order: deque[list[object]] = deque()
+    client = paho.Client(CallbackAPIVersion.VERSION2, "paho-loop", protocol=paho.MQTTv5, manual_ack=True)
+
+    def on_message(_client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+        entry: list[object] = [message.mid, False]
+        order.append(entry)
+        headers = [
+            ("topic", message.topic.encode()), ("qos", b"%d" % message.qos), ("retain", b"%d" % message.retain),
+            ("dup", b"%d" % message.dup), ("received", b"%d" % (time.time_ns() // 1_000_000)),
+        ]  # fmt: skip
+        producer.produce(
+            topic, message.payload, message.topic.partition("/")[0], headers=headers,
+            on_delivery=lambda error, _: entry.__setitem__(1, error is None),
+        )  # fmt: skip
+
+    client.on_message = on_message
+    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    properties.SessionExpiryInterval, properties.ReceiveMaximum = EXPIRY_S, RECEIVE_MAXIMUM
+    client.connect("127.0.0.1", port, 600, clean_start=False, properties=properties)
+    client.subscribe("te/#", 1)
+    while True:
+        client.loop(0.003)
+        producer.poll(0)
+        while order and order[0][1]:
+            client.ack(int(str(order.popleft()[0])), 1)
+            counter.count += 1
+        counter.tell()
+
+
+def main(which: str, port: str, kafka: str, topic: str, count_file: str) -> None:
+    """Run until SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    counter = Counter(Path(count_file))
+    if which == "floor":
+        floor(int(port), counter)
+    else:
+        paho_loop(int(port), kafka, topic, counter)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

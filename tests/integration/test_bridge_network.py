@@ -1,0 +1,117 @@
+"""Whatever a network does between mosquitto and the bridge, it recovers and nothing is lost (bridge.md 7)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.mqtt import MqttBroker
+from tests.support.bridge_process import BridgeProcess, create_topics, read_topic, until
+from tests.support.mqtt_fixture import Publisher, mqtt
+from tests.support.tcp_proxy import Proxy
+
+__all__ = ["mqtt"]
+pytestmark = pytest.mark.kafka
+KEEP_ALIVE_S = 2
+
+
+@pytest.fixture
+def proxy(mqtt: MqttBroker) -> Iterator[Proxy]:
+    proxy = Proxy(mqtt.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def bridge(proxy: Proxy, kafka: str, topic_prefix: str, tmp_path: Path) -> Iterator[BridgeProcess]:
+    create_topics(kafka, topic_prefix)
+    settings = {"KEEP_ALIVE_S": str(KEEP_ALIVE_S), "FILTERS": json.dumps({"te/#": 2})}
+    process = BridgeProcess(kafka, topic_prefix, proxy.port, tmp_path, settings)
+    yield process
+    process.end()
+
+
+def cut(proxy: Proxy, _dice: random.Random) -> None:
+    proxy.cut()
+
+
+def half_open(proxy: Proxy, _dice: random.Random) -> None:
+    proxy.half_open()
+
+
+def reset_inside_a_packet(proxy: Proxy, dice: random.Random) -> None:
+    proxy.reset_after(dice.randrange(1, 400))
+
+
+FAULTS = {"cut": cut, "half open": half_open, "reset inside a packet": reset_inside_a_packet}
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_recovers_and_nothing_is_lost(
+    bridge: BridgeProcess, proxy: Proxy, mqtt: MqttBroker, fault: str, qos: int
+) -> None:
+    faults_lose_nothing(bridge, proxy, mqtt, FAULTS[fault], qos, 3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_recovers_20_times(bridge: BridgeProcess, proxy: Proxy, mqtt: MqttBroker, fault: str, qos: int) -> None:
+    faults_lose_nothing(bridge, proxy, mqtt, FAULTS[fault], qos, 20)
+
+
+def faults_lose_nothing(
+    bridge: BridgeProcess, proxy: Proxy, mqtt: MqttBroker, fault: Callable[[Proxy, random.Random], None], qos: int,
+    rounds: int,
+) -> None:  # fmt: skip
+    dice = random.Random(rounds)
+    bridge.start().wait_ready()
+    device, count = Publisher(mqtt.port), 0
+    for round_ in range(rounds):
+        for _ in range(2):
+            for _ in range(dice.randrange(50, 300)):
+                device.publish("te/x", b"%d" % count, qos=qos)
+                count += 1
+            if proxy.connections == round_ + 1:
+                fault(proxy, dice)
+        until(lambda round_=round_: proxy.connections > round_ + 1, f"opened anew, see {bridge.log}")  # type: ignore[misc]
+        bridge.wait_ready()
+    device.confirm()
+    all_arrive(bridge, count, repeats=qos == 1)
+    device.close()
+
+
+def all_arrive(bridge: BridgeProcess, count: int, *, repeats: bool) -> None:
+    def there() -> bool:
+        return len({record.value for record in read_topic(bridge.kafka, bridge.prefix + "raw")}) >= count
+
+    until(there, f"all {count} in raw, see {bridge.log}", 90)
+    until(lambda: bridge.metrics()["in_flight"] == 0, "all is acknowledged")
+    counts = bridge.metrics()
+    assert counts["received_total"] == counts["acknowledged_total"] >= count
+    assert bridge.terminate() == 0
+    values = [int(record.value) for record in read_topic(bridge.kafka, bridge.prefix + "raw")]
+    assert list(dict.fromkeys(values)) == list(range(count))
+    assert repeats or len(values) == count, "QoS 2 comes once as long as the bridge lives"
+
+
+def test_one_byte_at_a_time_and_late(bridge: BridgeProcess, proxy: Proxy, mqtt: MqttBroker) -> None:
+    proxy.step = 1
+    bridge.start().wait_ready()
+    device = Publisher(mqtt.port)
+    for number in range(200):
+        device.publish("te/x", b"%d" % number)
+    device.confirm()
+    until(lambda: bridge.metrics()["acknowledged_total"] >= 200, f"acknowledged, see {bridge.log}")
+    proxy.step, proxy.delay_s = 65_536, 0.2
+    for number in range(200, 400):
+        device.publish("te/x", b"%d" % number)
+    device.confirm()
+    all_arrive(bridge, 400, repeats=False)
+    assert proxy.connections == 1, "slow is not lost"
+    device.close()
