@@ -327,6 +327,8 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]*$")] | UnsetType = UNSET
     topics: list[Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,249}$")]] | UnsetType = UNSET
     table: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,62}$")] | UnsetType = UNSET
+    path: Any | UnsetType = UNSET
+    stage_cost: str | UnsetType = UNSET
     max: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     share: Annotated[float, Meta(le=1, gt=0)] | UnsetType = UNSET
     headroom: Annotated[float, Meta(ge=0, le=0.5)] | UnsetType = UNSET

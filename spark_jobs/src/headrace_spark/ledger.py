@@ -72,28 +72,47 @@ class Ledger:
 
     def seen(self, ids: Collection[str]) -> set[str]:
         """Those of the document ids that an earlier micro-batch wrote."""
-        wanted, found = list(ids), set()
         with self._database.transaction() as at:
-            for start in range(0, len(wanted), _CHUNK):
-                part = wanted[start : start + _CHUNK]
-                marks = ", ".join("?" * len(part))
-                query = f"SELECT id FROM hr_seen WHERE job = ? AND id IN ({marks})"
-                found |= {row[0] for row in at.rows(query, (self._job, *part))}
+            return self.seen_in(at, ids)
+
+    def seen_in(self, at: Transaction, ids: Collection[str]) -> set[str]:
+        """`seen`, inside a transaction of the caller."""
+        wanted, found = list(ids), set()
+        for start in range(0, len(wanted), _CHUNK):
+            part = wanted[start : start + _CHUNK]
+            marks = ", ".join("?" * len(part))
+            query = f"SELECT id FROM hr_seen WHERE job = ? AND id IN ({marks})"
+            found |= {row[0] for row in at.rows(query, (self._job, *part))}
         return found
 
     def commit(self, batch: Batch, counts: Counts, ids: Collection[str], now_ms: int) -> bool:
         """Write the ledger row, the ids and the totals in one transaction; False if the row stood already.
         `now_ms` is the wall clock, for people and for the retention of the ids."""
         with self._database.transaction() as at:
-            numbers = (counts.records, counts.rows, counts.cost, now_ms)
-            new = at.run(
-                "INSERT INTO hr_batch_ledger (query_id, batch_id, job, records, rows, cost, committed_at)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (query_id, batch_id) DO NOTHING",
-                (batch.query_id, batch.batch_id, self._job, *numbers),
-            )
+            new = self.enter(at, batch)
             if new:
-                self._add(at, counts, ids, now_ms)
-        return bool(new)
+                self.finish(at, batch, counts, ids, now_ms)
+        return new
+
+    def enter(self, at: Transaction, batch: Batch) -> bool:
+        """Write the ledger row, still without its numbers, in a transaction of the caller; False if it stood already.
+        Waits for another transaction that writes the same row."""
+        return bool(
+            at.run(
+                "INSERT INTO hr_batch_ledger (query_id, batch_id, job, records, rows, cost, committed_at)"
+                " VALUES (?, ?, ?, 0, 0, 0, 0) ON CONFLICT (query_id, batch_id) DO NOTHING",
+                (batch.query_id, batch.batch_id, self._job),
+            )
+        )
+
+    def finish(self, at: Transaction, batch: Batch, counts: Counts, ids: Collection[str], now_ms: int) -> None:
+        """Complete the ledger row, the ids and the totals, in the transaction that wrote the row."""
+        at.run(
+            "UPDATE hr_batch_ledger SET records = ?, rows = ?, cost = ?, committed_at = ?"
+            " WHERE query_id = ? AND batch_id = ?",
+            (counts.records, counts.rows, counts.cost, now_ms, batch.query_id, batch.batch_id),
+        )
+        self._add(at, counts, ids, now_ms)
 
     def totals(self) -> Counts:
         """Everything this job ever committed."""

@@ -34,6 +34,7 @@ _HELP: Final = {
     "inserted": "rows that are new in the sink",
     "replaced": "rows that replaced a lower version",
     "repeats": "rows without effect: their version or a higher one was there",
+    "rows_refused": "rows that the store refused by a constraint",
     "requests": "requests to the sink",
     "cost": "capacity units of the requests",
     "microbatches": "micro-batches committed",

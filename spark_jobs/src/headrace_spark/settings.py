@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -14,6 +14,8 @@ from headrace_spark.transforms.rows import Cost, cost
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+CHUNK_ROWS: Final = 1000
+"""Most rows of a COPY (spark-writer.md 4)."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AT_LEAST_1 = (
     "capacity", "max", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms", "seen_retention_ms",
@@ -22,7 +24,9 @@ _AT_LEAST_1 = (
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Times in ms. `capacity` in units per second; `share` is the job's expected part of it; `max` is the most rows of
-    a request; `topics` defaults to `<prefix>batches`; `metrics_port` 0 takes a free port, and none means no server."""
+    a request; `topics` defaults to `<prefix>batches`; `metrics_port` 0 takes a free port, and none means no server.
+    `path`: "direct", or "staged" where sink and state are one PostgreSQL database; `stage_cost` is the cost of a chunk
+    of rows that goes there to be merged, as `cost` if it is not given."""
 
     job: str
     kafka: str
@@ -35,6 +39,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     prefix: str = "headrace."
     topics: list[str] = []
     table: str = "measurements"
+    path: Literal["direct", "staged"] = "direct"
+    stage_cost: str = ""
     max: int = 500
     share: float = 1.0
     headroom: float = 0.0
@@ -47,7 +53,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sink_down_max_ms: int = 600_000
     seen_retention_ms: int = 7 * 86_400_000
     allow_speculation: bool = False
-    master: str = "local[2]"
+    master: str = "local[2,4]"
     spark: dict[str, str] = {}
     kafka_options: dict[str, str] = {}
 
@@ -65,6 +71,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def cost_of(self) -> Cost:
         """The cost function."""
         return cost(self.cost)
+
+    @property
+    def stage_cost_of(self) -> Cost:
+        """The cost function of a staged chunk."""
+        return cost(self.stage_cost, "stage_cost") if self.stage_cost else self.cost_of
+
+    @property
+    def chunk_rows(self) -> int:
+        """Most rows of a staged chunk: 1,000, `max`, or fewer if the capacity takes fewer."""
+        largest = self.stage_cost_of.largest(self.usable)
+        most = min(CHUNK_ROWS, self.max)
+        return most if largest < 0 else min(most, largest)
 
     @property
     def usable(self) -> int:
@@ -107,7 +125,17 @@ def check(found: Settings) -> None:
     for field in ("sink", "state_dsn"):
         _dsn(field, getattr(found, field))
     _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
+    if found.path == "staged":
+        _staged(found)
     _options(found)
+
+
+def _staged(found: Settings) -> None:
+    one = is_postgres(found.sink) and found.state_dsn == found.sink
+    _require(one, "path", "staged needs one PostgreSQL database as sink and state_dsn")
+    _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.usable}")
+    local = found.master.startswith(("local[", "local-cluster[")) or found.master == "local"
+    _require(local, "master", "must be local, because the staged path keeps the capacity on one host alone")
 
 
 def _options(found: Settings) -> None:

@@ -14,6 +14,7 @@ from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.ledger import Ledger
+from headrace_spark.patience import Patience
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.sinks.sqlite import SqliteSink
 from headrace_spark.transforms.dead_letters import MAX_PAYLOAD, letter
@@ -36,7 +37,9 @@ class Bench:
         self.sink.prepare()
 
     def writer(self, **changes: object) -> BatchWriter:
-        return BatchWriter(job(**changes), self.ledger, self.sink, self.outbox, AtOnce(), sleep=self.slept.append)
+        settings = job(**changes)
+        patience = Patience(settings.sink_down_max_ms, sleep=self.slept.append)
+        return BatchWriter(settings, self.ledger, self.sink, self.outbox, AtOnce(), patience)
 
     def sql(self, file: str, query: str) -> list[tuple]:
         with sqlite3.connect(self.folder / file) as db:

@@ -22,16 +22,14 @@ import structlog
 
 from headrace_core.errors import ConfigError, HeadraceError
 from headrace_spark import checkpoint, exits, offsets
-from headrace_spark.database import Database, is_postgres, sqlite_path
+from headrace_spark.database import Database
+from headrace_spark.jobs.paths import way
 from headrace_spark.ledger import Ledger
 from headrace_spark.metrics import Collector, MetricsServer, Progress
 from headrace_spark.outbox import KafkaOutbox
-from headrace_spark.pacing import Pacer
+from headrace_spark.patience import Patience
 from headrace_spark.settings import Settings, load
-from headrace_spark.sinks.port import Batch, Sink, SinkDown
-from headrace_spark.sinks.postgres import PostgresSink
-from headrace_spark.sinks.sqlite import SqliteSink
-from headrace_spark.writing import BatchWriter
+from headrace_spark.sinks.port import Batch, SinkDown
 
 CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
 _PATIENCE_MS: Final = 30_000
@@ -68,14 +66,12 @@ class _Query:
                 raise
 
     def _write(self, frame: Any, batch: Batch) -> None:
-        from headrace_spark.jobs.frames import reports
-
         job = self._job
         began = time.monotonic()
         job.progress.begin(batch.batch_id)
-        hit = job.writer.done(batch)
+        hit = job.way.done(batch)
         if not hit:
-            counts = job.writer.write(batch, reports(frame, job.settings.max_document_bytes))
+            counts = job.way.write(frame, batch)
             _log.info("micro-batch", batch_id=batch.batch_id, **counts.items())
         job.progress.end(time.monotonic() - began, hit)
         if self._drift.off(job.limit(self._partitions)):
@@ -90,18 +86,13 @@ class _Job:
         self.stop = threading.Event()
         self.turn = threading.Lock()
         self.ledger = Ledger(Database(settings.state_dsn), settings.job, settings.seen_retention_ms)
-        self.sink = _sink(settings)
-        self.pacer = Pacer(settings.capacity, settings.headroom)
         self.progress = Progress(max(5 * settings.trigger_ms, _PATIENCE_MS))
-        self.writer = BatchWriter(
+        self.way = way(
             settings,
             self.ledger,
-            self.sink,
             KafkaOutbox(settings.kafka, settings.dead_letter_topic),
-            self.pacer,
-            stopping=self.stop.is_set,
-            advanced=self.progress.advance,
-            sleep=self.stop.wait,
+            Patience(settings.sink_down_max_ms, self.stop.is_set, self.stop.wait),
+            self.progress.advance,
         )
 
     def limit(self, partitions: int) -> int:
@@ -112,7 +103,7 @@ class _Job:
 
     def collector(self) -> Collector:
         """The metrics of this process and of all before it."""
-        return Collector(self.ledger.totals, self.progress, self.settings.usable, self.pacer.used)
+        return Collector(self.ledger.totals, self.progress, self.settings.usable, self.way.pacer.used)
 
 
 def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False) -> int:
@@ -122,11 +113,11 @@ def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = F
         job.ledger.prepare()
         folder = Path(settings.checkpoint).resolve()
         checkpoint.check(job.ledger.query(), folder, new_query=new_query, new_checkpoint=new_checkpoint)
-        job.sink.prepare()
+        job.way.prepare()
         _on_signals(job.stop)
         return _run_observed(job, folder)
     finally:
-        job.pacer.stop()
+        job.way.stop()
 
 
 def _run_observed(job: _Job, folder: Path) -> int:
@@ -174,6 +165,7 @@ def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
     )
     query = writer.option("checkpointLocation", folder.as_uri()).trigger(**trigger).start()
     job.ledger.remember(query.id, str(folder))
+    job.way.begin(query.id)
     work.named(query.id)
     job.progress.running = True
     _log.info("started", query_id=query.id, max_offsets_per_trigger=limit, topics=job.settings.subscribed)
@@ -253,12 +245,6 @@ def _partitions(settings: Settings) -> int:
     if missing:
         raise ConfigError("topics", f"not there: {', '.join(missing)}")
     return sum(len(topics[name].partitions) for name in settings.subscribed)
-
-
-def _sink(settings: Settings) -> Sink:
-    if is_postgres(settings.sink):
-        return PostgresSink(settings.sink, settings.table)
-    return SqliteSink(sqlite_path(settings.sink), settings.table)
 
 
 def _on_signals(stop: threading.Event) -> None:

@@ -29,7 +29,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """What became of the record at (topic, partition, offset). `record` is there only if something of it is refused."""
+    """What became of the record at (topic, partition, offset). `record` is there only if something of it is refused.
+    `staged`: the number of measurements, once they are in the staging table and no longer here."""
 
     topic: str
     partition: int
@@ -39,6 +40,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
     detail: str = ""
     record: Record | None = None
+    staged: int = 0
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -56,6 +58,14 @@ def report(record: Record, max_bytes: int) -> Report:
     except Rejected as error:
         return Report(*place, reason=error.reason, detail=error.detail, record=record)
     return Report(*place, taken=taken, record=record if taken.refusals else None)
+
+
+def light(full: Report) -> Report:
+    """The report without its measurements, which are counted."""
+    if full.taken is None:
+        return full
+    taken = msgspec.structs.replace(full.taken, measurements=[])
+    return msgspec.structs.replace(full, taken=taken, staged=len(full.taken.measurements))
 
 
 def kind(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:

@@ -69,11 +69,11 @@ class Cost(msgspec.Struct, frozen=True):
         return -1 if self.per_request <= capacity else 0
 
 
-def cost(text: str) -> Cost:
-    """Read the setting `cost`. Raises `ConfigError`."""
+def cost(text: str, field: str = "cost") -> Cost:
+    """Read a setting like `cost`. Raises `ConfigError`."""
     found = _COST.fullmatch(text.replace(" ", ""))
     if not found:
-        raise ConfigError("cost", f"must be per_row(n) or per_request(n) with n of at least 1, not {text!r}")
+        raise ConfigError(field, f"must be per_row(n) or per_request(n) with n of at least 1, not {text!r}")
     return Cost(**{found[1]: int(found[2])})
 
 

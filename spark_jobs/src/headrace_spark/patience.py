@@ -1,0 +1,44 @@
+"""Waiting for a sink that is down (spark-writer.md 10, case 11): pauses that double, `sink_down_max_ms` in all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import structlog
+
+from headrace_spark.sinks.port import SinkDown
+
+_log = structlog.get_logger("headrace_spark")
+T = TypeVar("T")
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 30.0
+
+
+class Patience:
+    """`stopping` says whether the job was told to stop; a wait then ends."""
+
+    def __init__(
+        self,
+        max_ms: int,
+        stopping: Callable[[], bool] = lambda: False,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._max_ms = max_ms
+        self._stopping = stopping
+        self._sleep = sleep
+
+    def keep(self, work: Callable[[], T]) -> T:
+        """Call `work` until it does not raise `SinkDown`; raises it when it is time to give up."""
+        wait, waited = _FIRST_WAIT_S, 0.0
+        while True:
+            try:
+                return work()
+            except SinkDown as error:
+                if self._stopping() or waited * 1000 >= self._max_ms:
+                    raise
+                _log.warning("sink down", error=str(error), waited_s=waited)
+                self._sleep(wait)
+                waited += wait
+                wait = min(wait * 2, _LONGEST_WAIT_S)
