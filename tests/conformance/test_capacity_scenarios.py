@@ -1,7 +1,7 @@
 """The vectors of kind `scenario` (capacity.json): in words, so each has a test of its own, with the vector's figures.
 
 CAP-107 stops a real process, CAP-108 runs real threads in real time; CAP-109 and CAP-111 run the real engine and lease
-agents under a virtual clock, where 300 runs fit. Those with a Spark sink are in `tests/spark/test_capacity_scenario.py`.
+agents under a virtual clock, where 300 runs fit. Those with a Spark sink: `tests/spark/test_capacity_scenario.py`.
 """
 
 from __future__ import annotations
