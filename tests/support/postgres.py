@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
+
 
 def binaries() -> Path | None:
     """The folder with `initdb` and `pg_ctl`, newest version first; None if there is no server on this machine."""
@@ -47,6 +49,17 @@ def server() -> Iterator[str]:
             run(str(where / "pg_ctl"), "-D", str(data), "-w", "-m", "immediate", "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def crash(url: str) -> None:
+    """End the server at once, as a crash does, and start it again: it recovers, and unlogged tables are empty."""
+    with psycopg.connect(url) as db:
+        [data] = db.execute("SHOW data_directory").fetchone() or [""]
+    where = binaries()
+    assert where is not None
+    command = [str(where / "pg_ctl"), "-D", data, "-w", "-m", "immediate", "-l", f"{Path(data).parent}/log", "restart"]
+    user = {"user": "postgres"} if os.geteuid() == 0 else {}
+    subprocess.run(command, check=True, cwd=Path(data).parent, stdout=subprocess.DEVNULL, **user)
 
 
 def _free_port() -> int:

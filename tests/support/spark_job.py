@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -16,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -56,9 +58,10 @@ class Job:
             "metrics_port": self.port,
             **changes,
         }
-        options = {**SPARK, **settings.pop("spark", {})}
+        self.options = {**SPARK, **settings.pop("spark", {})}
+        self.settings = settings
         self.config = folder / "job.toml"
-        self.config.write_text(_toml(settings) + "[spark]\n" + _toml(options))
+        self.change()
 
     def start(self, *more: str, environment: Mapping[str, str] | None = None) -> None:
         log = (self.folder / "log").open("ab")
@@ -66,6 +69,26 @@ class Job:
         self.process = subprocess.Popen(
             command, stdout=log, stderr=log, cwd=self.folder, env={**os.environ, **(environment or {})}
         )
+
+    def run(self, *more: str, environment: Mapping[str, str] | None = None) -> int:
+        """Start it and wait for its end."""
+        self.start(*more, environment=environment)
+        return self.wait()
+
+    def stopped(self) -> bool:
+        """Whether it was stopped by SIGSTOP."""
+        assert self.process is not None
+        return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.send(signal.SIGTERM)
+        return self.wait()
+
+    def change(self, **changes: Any) -> None:
+        """Write the job file again with other settings."""
+        self.settings.update(changes)
+        self.config.write_text(_toml(self.settings) + "[spark]\n" + _toml(self.options))
 
     def end(self) -> None:
         """Kill what still runs."""

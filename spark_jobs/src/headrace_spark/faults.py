@@ -1,4 +1,5 @@
-"""Fault points for tests: `HEADRACE_SPARK_FAULT=point[,point...]` ends a process as kill -9 would, at each point named.
+"""Fault points for tests: `HEADRACE_SPARK_FAULT=point[,point...]` ends a process as kill -9 would, at each point named;
+`stop:point` stops it there (SIGSTOP) until somebody continues it.
 
 `task:<batch>:<part>:<attempt>`  a Python worker, when the task attempt has written its first chunk and has more
 `staged:<batch>`                 the driver, when all tasks have ended and before it merges
@@ -25,8 +26,13 @@ class Faults(msgspec.Struct, frozen=True):
 
     def passed(self, name: str, *numbers: int) -> None:
         """Tell that this point is reached."""
-        if self.points and ":".join([name, *map(str, numbers)]) in self.points:
+        if not self.points:
+            return
+        point = ":".join([name, *map(str, numbers)])
+        if point in self.points:
             os.kill(os.getpid(), signal.SIGKILL)
+        if f"stop:{point}" in self.points:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 NO_FAULTS: Final = Faults()

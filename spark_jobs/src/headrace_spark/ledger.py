@@ -70,6 +70,12 @@ class Ledger:
             )
         return bool(found)
 
+    def newest(self, query_id: str) -> int | None:
+        """The highest batch id that this query committed, None if there is none."""
+        with self._database.transaction() as at:
+            found = at.rows("SELECT max(batch_id) FROM hr_batch_ledger WHERE query_id = ?", (query_id,))[0][0]
+        return None if found is None else int(found)
+
     def seen(self, ids: Collection[str]) -> set[str]:
         """Those of the document ids that an earlier micro-batch wrote."""
         with self._database.transaction() as at:

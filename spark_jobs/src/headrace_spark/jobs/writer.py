@@ -113,6 +113,8 @@ def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = F
         job.ledger.prepare()
         folder = Path(settings.checkpoint).resolve()
         checkpoint.check(job.ledger.query(), folder, new_query=new_query, new_checkpoint=new_checkpoint)
+        found = checkpoint.query_id(folder)
+        checkpoint.whole(folder, job.ledger.newest(found) if found else None)
         job.way.prepare()
         _on_signals(job.stop)
         return _run_observed(job, folder)
