@@ -5,7 +5,6 @@ A start of Spark takes long, so the first test goes through several cases, one s
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import postgres
-from tests.support.spark_job import Job, consume, documents, largest_window, produce, query, until, written
+from tests.support.spark_job import Job, documents, largest_window, produce, query, until, written
 from tests.unit.spark.fakes import document, member
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]

@@ -31,6 +31,7 @@ NAMES = (
     "requests",
     "cost",
     "microbatches",
+    "offsets_lost",
 )
 
 
@@ -56,6 +57,7 @@ class Counts(msgspec.Struct):
     requests: int = 0
     cost: int = 0
     microbatches: int = 0
+    offsets_lost: int = 0
     dead_letters: dict[str, int] = {}
 
     def items(self) -> dict[str, int]:

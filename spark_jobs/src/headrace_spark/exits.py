@@ -36,5 +36,7 @@ class Stopping(HeadraceError):
 
 def of_message(message: str) -> int:
     """The exit code for an error that only Spark's text describes."""
+    if "headrace_spark.sinks.port.SinkDown" in message:  # a task gave up
+        return SINK_DOWN
     lost = ("KAFKA_DATA_LOSS", "failOnDataLoss", "Some data may have been lost")
     return DATA_LOSS if any(mark in message for mark in lost) else FAILURE

@@ -9,7 +9,7 @@ when?" (monotonic ns, cost, rows), the evidence for the capacity limit.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from headrace_spark.counts import Counts, from_items
@@ -26,6 +26,11 @@ _TABLES: Final = (
     " PRIMARY KEY (job, name))",
     "CREATE TABLE IF NOT EXISTS hr_seen (job TEXT NOT NULL, id TEXT NOT NULL, seen_at BIGINT NOT NULL,"
     " PRIMARY KEY (job, id))",
+    "CREATE TABLE IF NOT EXISTS hr_topic (job TEXT NOT NULL, topic TEXT NOT NULL, topic_id TEXT NOT NULL,"
+    " PRIMARY KEY (job, topic))",
+    "CREATE TABLE IF NOT EXISTS hr_gap (job TEXT NOT NULL, topic TEXT NOT NULL, kafka_partition BIGINT NOT NULL,"
+    " first_offset BIGINT NOT NULL, last_offset BIGINT NOT NULL, accepted_at BIGINT NOT NULL,"
+    " PRIMARY KEY (job, topic, kafka_partition, first_offset))",
     "CREATE TABLE IF NOT EXISTS hr_dispatch (at_ns BIGINT NOT NULL, cost BIGINT NOT NULL, rows BIGINT NOT NULL)",
     "CREATE INDEX IF NOT EXISTS hr_dispatch_at ON hr_dispatch (at_ns)",
 )
@@ -69,6 +74,31 @@ class Ledger:
                 "SELECT 1 FROM hr_batch_ledger WHERE query_id = ? AND batch_id = ?", (batch.query_id, batch.batch_id)
             )
         return bool(found)
+
+    def topics(self) -> dict[str, str]:
+        """The id that each topic had at the latest start."""
+        with self._database.transaction() as at:
+            return dict(at.rows("SELECT topic, topic_id FROM hr_topic WHERE job = ?", (self._job,)))
+
+    def remember_topics(self, ids: Mapping[str, str]) -> None:
+        """From now on the topics have these ids."""
+        with self._database.transaction() as at:
+            at.many(
+                "INSERT INTO hr_topic (job, topic, topic_id) VALUES (?, ?, ?) ON CONFLICT (job, topic)"
+                " DO UPDATE SET topic_id = excluded.topic_id",
+                [(self._job, topic, topic_id) for topic, topic_id in sorted(ids.items())],
+            )
+
+    def accept(self, topic: str, partition: int, first: int, last: int, now_ms: int) -> None:
+        """Record offsets that are lost, and count them; harmless when repeated."""
+        with self._database.transaction() as at:
+            new = at.run(
+                "INSERT INTO hr_gap (job, topic, kafka_partition, first_offset, last_offset, accepted_at)"
+                " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (self._job, topic, partition, first, last, now_ms),
+            )
+            if new:
+                self._add(at, Counts(offsets_lost=last - first + 1), [], now_ms)
 
     def newest(self, query_id: str) -> int | None:
         """The highest batch id that this query committed, None if there is none."""

@@ -38,6 +38,7 @@ _HELP: Final = {
     "requests": "requests to the sink",
     "cost": "capacity units of the requests",
     "microbatches": "micro-batches committed",
+    "offsets_lost": "offsets that were gone before they were read, accepted by --accept-loss",
 }
 
 

@@ -1,4 +1,5 @@
-"""Waiting for a sink that is down (spark-writer.md 10, case 11): pauses that double, `sink_down_max_ms` in all."""
+"""Waiting for a sink or a state store that is down (spark-writer.md 10, case 11): pauses that double, up to
+`sink_down_max_ms` in all."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Final, TypeVar
 
 import structlog
 
+from headrace_spark.database import StateDown
 from headrace_spark.sinks.port import SinkDown
 
 _log = structlog.get_logger("headrace_spark")
@@ -30,15 +32,15 @@ class Patience:
         self._sleep = sleep
 
     def keep(self, work: Callable[[], T]) -> T:
-        """Call `work` until it does not raise `SinkDown`; raises it when it is time to give up."""
+        """Call `work` until it raises neither `SinkDown` nor `StateDown`; raises it when it is time to give up."""
         wait, waited = _FIRST_WAIT_S, 0.0
         while True:
             try:
                 return work()
-            except SinkDown as error:
+            except (SinkDown, StateDown) as error:
                 if self._stopping() or waited * 1000 >= self._max_ms:
                     raise
-                _log.warning("sink down", error=str(error), waited_s=waited)
+                _log.warning(f"{error.code.removesuffix('_down')} down", error=str(error), waited_s=waited)
                 self._sleep(wait)
                 waited += wait
                 wait = min(wait * 2, _LONGEST_WAIT_S)

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from headrace_core.errors import ConfigError
+from headrace_spark import kafka_clients
 from headrace_spark.database import is_postgres
 from headrace_spark.transforms.rows import Cost, cost
 
@@ -78,6 +79,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return cost(self.stage_cost, "stage_cost") if self.stage_cost else self.cost_of
 
     @property
+    def task_tries(self) -> int:
+        """How often Spark tries a task: the second number of `local[tasks,tries]`, 1 without it, and elsewhere
+        `spark.task.maxFailures`."""
+        inside = re.fullmatch(r"local(?:\[[^,\]]*(?:,\s*(\d+))?\])?", self.master)
+        return int(inside[1] or 1) if inside else int(self.spark.get("spark.task.maxFailures", "4"))
+
+    @property
     def chunk_rows(self) -> int:
         """Most rows of a staged chunk: 1,000, `max`, or fewer if the capacity takes fewer."""
         largest = self.stage_cost_of.largest(self.usable)
@@ -139,8 +147,7 @@ def _staged(found: Settings) -> None:
 
 
 def _options(found: Settings) -> None:
-    for name in found.kafka_options:
-        _require(name not in ("group.id", "kafka.group.id"), "kafka_options", "must not set group.id")
+    kafka_clients.client(found.kafka, found.kafka_options)
     speculation = str(found.spark.get("spark.speculation", "false")).lower() == "true"
     _require(
         not speculation or found.allow_speculation,

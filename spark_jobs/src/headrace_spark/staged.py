@@ -69,9 +69,12 @@ class StagedWriter:
     def done(self, batch: Batch) -> bool:
         """True if the ledger has this micro-batch; then no task needs to run."""
         if batch.batch_id % SWEEP_EVERY == 0:
-            with self._database.transaction() as at:
-                sweep(at, self._settings.table, batch.query_id, batch.batch_id)
-        return self._ledger.done(batch)
+            self._patience.keep(lambda: self._sweep(batch))
+        return self._patience.keep(lambda: self._ledger.done(batch))
+
+    def _sweep(self, batch: Batch) -> None:
+        with self._database.transaction() as at:
+            sweep(at, self._settings.table, batch.query_id, batch.batch_id)
 
     def write(self, batch: Batch, tasks: Sequence[TaskReport], fetch: Fetch) -> Counts:
         """Give the micro-batch its effect, once. `fetch` brings records again, for dead letters. Raises `CorruptInput`,

@@ -47,9 +47,9 @@ class BatchWriter:
 
     def done(self, batch: Batch) -> bool:
         """True if the ledger has this micro-batch; then no task needs to run, and what a kill left in the sink goes."""
-        if not self._ledger.done(batch):
+        if not self._patience.keep(lambda: self._ledger.done(batch)):
             return False
-        self._sink.forget(batch)
+        self._patience.keep(lambda: self._sink.forget(batch))
         return True
 
     def write(self, batch: Batch, reports: Sequence[Report]) -> Counts:
@@ -64,14 +64,16 @@ class BatchWriter:
         counts = planned.counts
         counts.inserted, counts.replaced = outcome.inserted, outcome.replaced
         counts.repeats += outcome.repeats
-        self._ledger.commit(batch, counts, planned.ids, time.time_ns() // 1_000_000)
-        self._sink.forget(batch)
+        keep = self._patience.keep
+        keep(lambda: self._ledger.commit(batch, counts, planned.ids, time.time_ns() // 1_000_000))
+        keep(lambda: self._sink.forget(batch))
         return counts
 
     def _plan(self, reports: Sequence[Report]) -> Plan:
         ids = {one.taken.id for one in reports if one.taken is not None}
         settings = self._settings
-        return plan(reports, self._ledger.seen(ids), settings.job, settings.cost_of, settings.request_rows)
+        seen = self._patience.keep(lambda: self._ledger.seen(ids))
+        return plan(reports, seen, settings.job, settings.cost_of, settings.request_rows)
 
     def _send(self, batch: Batch, planned: Plan) -> Outcome:
         if not planned.requests:

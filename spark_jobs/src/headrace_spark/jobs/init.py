@@ -49,7 +49,8 @@ expected_cost_per_record = 10.0       # until the ledger knows better
 
 # [kafka_options]                     # of every client of Kafka, by their Java names
 # "security.protocol" = "SASL_SSL"
-# "ssl.ca.location" = "/etc/headrace/ca.pem"
+# "ssl.truststore.type" = "PEM"
+# "ssl.truststore.location" = "/etc/headrace/ca.pem"
 """
 
 

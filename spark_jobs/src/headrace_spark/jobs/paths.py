@@ -123,7 +123,7 @@ class Staged:
             chunk=settings.chunk_rows,
             cost=settings.stage_cost_of,
             max_document_bytes=settings.max_document_bytes,
-            down_max_ms=settings.sink_down_max_ms,
+            down_max_ms=settings.sink_down_max_ms // settings.task_tries,
             faults=self._faults,
         )
 

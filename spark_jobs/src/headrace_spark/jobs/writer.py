@@ -21,10 +21,12 @@ from typing import Any, Final
 import structlog
 
 from headrace_core.errors import ConfigError, HeadraceError
-from headrace_spark import checkpoint, exits, offsets
+from headrace_spark import checkpoint, exits, kafka_clients, offsets
 from headrace_spark.database import Database
+from headrace_spark.jobs import source
 from headrace_spark.jobs.paths import way
 from headrace_spark.ledger import Ledger
+from headrace_spark.losses import DataLost
 from headrace_spark.metrics import Collector, MetricsServer, Progress
 from headrace_spark.outbox import KafkaOutbox
 from headrace_spark.patience import Patience
@@ -87,10 +89,13 @@ class _Job:
         self.turn = threading.Lock()
         self.ledger = Ledger(Database(settings.state_dsn), settings.job, settings.seen_retention_ms)
         self.progress = Progress(max(5 * settings.trigger_ms, _PATIENCE_MS))
+        self.topics = source.Topics(settings)
+        self.accepted = False
+        """A loss of offsets was accepted for this start."""
         self.way = way(
             settings,
             self.ledger,
-            KafkaOutbox(settings.kafka, settings.dead_letter_topic),
+            KafkaOutbox(kafka_clients.client(settings.kafka, settings.kafka_options), settings.dead_letter_topic),
             Patience(settings.sink_down_max_ms, self.stop.is_set, self.stop.wait),
             self.progress.advance,
         )
@@ -106,7 +111,7 @@ class _Job:
         return Collector(self.ledger.totals, self.progress, self.settings.usable, self.way.pacer.used)
 
 
-def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False) -> int:
+def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False, accept_loss: bool = False) -> int:
     """Run the job until it ends or is told to stop; returns the exit code."""
     job = _Job(settings)
     try:
@@ -115,11 +120,23 @@ def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = F
         checkpoint.check(job.ledger.query(), folder, new_query=new_query, new_checkpoint=new_checkpoint)
         found = checkpoint.query_id(folder)
         checkpoint.whole(folder, job.ledger.newest(found) if found else None)
+        job.accepted = source.check(job.topics, job.ledger, folder, accept=accept_loss)
         job.way.prepare()
         _on_signals(job.stop)
-        return _run_observed(job, folder)
+        return _run_checked(job, folder, accept_loss)
     finally:
         job.way.stop()
+
+
+def _run_checked(job: _Job, folder: Path, accept_loss: bool) -> int:
+    """Where Spark fails, a loss of offsets explains more than what Spark says."""
+    try:
+        return _run_observed(job, folder)
+    except HeadraceError:
+        raise
+    except Exception:
+        source.check(job.topics, job.ledger, folder, accept=accept_loss)
+        raise
 
 
 def _run_observed(job: _Job, folder: Path) -> int:
@@ -156,10 +173,12 @@ def _end(spark: Any) -> None:
 
 def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
     """One start of the query. True if it wants to be started again with another limit."""
-    partitions = _partitions(job.settings)
+    partitions = job.topics.partitions()
     limit = job.limit(partitions)
     work = _Query(job, limit, partitions)
-    writer = _stream(spark, job.settings, limit).writeStream.foreachBatch(work.write)
+    writer = source.stream(spark, job.settings, limit, partitions, accepted=job.accepted).writeStream.foreachBatch(
+        work.write
+    )
     trigger = (
         {"availableNow": True}
         if job.settings.available_now
@@ -224,31 +243,6 @@ def _session(settings: Settings) -> Any:
     return session
 
 
-def _stream(spark: Any, settings: Settings, limit: int) -> Any:
-    options = {
-        "kafka.bootstrap.servers": settings.kafka,
-        "subscribe": ",".join(settings.subscribed),
-        "startingOffsets": "earliest",
-        "failOnDataLoss": "true",
-        "includeHeaders": "true",
-        "groupIdPrefix": f"headrace-{settings.job}",
-        "kafka.isolation.level": "read_committed",
-        "maxOffsetsPerTrigger": str(limit),
-    }
-    own = {f"kafka.{name.removeprefix('kafka.')}": value for name, value in settings.kafka_options.items()}
-    return spark.readStream.format("kafka").options(**{**own, **options}).load()
-
-
-def _partitions(settings: Settings) -> int:
-    from confluent_kafka.admin import AdminClient
-
-    topics = AdminClient({"bootstrap.servers": settings.kafka}).list_topics(timeout=30).topics
-    missing = [name for name in settings.subscribed if name not in topics]
-    if missing:
-        raise ConfigError("topics", f"not there: {', '.join(missing)}")
-    return sum(len(topics[name].partitions) for name in settings.subscribed)
-
-
 def _on_signals(stop: threading.Event) -> None:
     def told(number: int, _: FrameType | None) -> None:
         _log.info("told to stop", signal=signal.Signals(number).name)
@@ -264,10 +258,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the job file (TOML)")
     parser.add_argument("--new-query", action="store_true", help="accept a query id that this job did not write with")
     parser.add_argument("--new-checkpoint", action="store_true", help="accept another checkpoint folder")
+    parser.add_argument("--accept-loss", action="store_true", help="go on without offsets that are gone, this time")
     given = parser.parse_args(arguments)
     _log_to_stderr()
     try:
-        return run(load(given.config), new_query=given.new_query, new_checkpoint=given.new_checkpoint)
+        return run(
+            load(given.config),
+            new_query=given.new_query,
+            new_checkpoint=given.new_checkpoint,
+            accept_loss=given.accept_loss,
+        )
     except Exception as error:
         code = _exit_code(error)
         _log.error("failed", error=str(error), exit_code=code)
@@ -278,6 +278,8 @@ def _exit_code(error: Exception) -> int:
     match error:
         case ConfigError():
             return exits.CONFIGURATION
+        case DataLost():
+            return exits.DATA_LOSS
         case exits.CheckpointRefused():
             return exits.CHECKPOINT
         case exits.CorruptInput():

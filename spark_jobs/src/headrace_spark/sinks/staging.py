@@ -66,7 +66,8 @@ class TaskReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a task must know. `chunk` is the most rows of a COPY; `run` names the driver's process."""
+    """What a task must know. `chunk` is the most rows of a COPY; `run` names the driver's process,
+    `down_max_ms` is how long an attempt waits for a store that is down."""
 
     dsn: str
     table: str
