@@ -19,8 +19,9 @@ def job(tmp_path: Path, kafka: str, topic_prefix: str) -> Iterator[Callable[...,
     made: list[Job] = []
     create_topics(kafka, topic_prefix)
 
-    def make(**changes: Any) -> Job:
-        made.append(Job(tmp_path, kafka, topic_prefix, **changes))
+    def make(folder: Path = tmp_path, **changes: Any) -> Job:
+        folder.mkdir(exist_ok=True)
+        made.append(Job(folder, kafka, topic_prefix, **changes))
         return made[-1]
 
     yield make

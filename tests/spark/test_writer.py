@@ -32,6 +32,9 @@ def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: 
     assert numbers["headrace_spark_text_leaves_dropped_total"] == 40
     assert numbers['headrace_spark_dead_letters_total{reason="not_utf8"}'] == 1
     assert numbers["headrace_spark_inserted_total"] == 401
+    until(lambda: one.metrics().get("headrace_spark_processed_rows_per_second", 0) > 0, one)
+    behind = f'headrace_spark_offsets_behind_latest{{partition="0",topic="{one.prefix}batches"}}'
+    assert one.metrics()[behind] >= 0
     assert written(one, "dead-letter") == 3
     letters = {json.loads(letter.value())["reason"]: letter for letter in consume(one, "dead-letter", 3)}
     assert sorted(letters) == ["not_json", "not_utf8", "null_value"]

@@ -80,6 +80,10 @@ class Job:
         assert self.process is not None
         return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
 
+    def ended(self) -> bool:
+        """Whether it was started and is gone."""
+        return self.process is not None and self.process.poll() is not None
+
     def terminate(self) -> int:
         """SIGTERM, and the exit code."""
         self.send(signal.SIGTERM)
@@ -137,12 +141,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(holds: Callable[[], Any], job: Job, seconds: float = 240) -> None:
-    """Wait for a condition; fail with the job's log if it does not come, or if the process ended."""
+def until(holds: Callable[[], Any], job: Job, seconds: float = 240, *, dead: bool = False) -> None:
+    """Wait for a condition; fail with the job's log if it does not come, or if the process ended (unless `dead`)."""
     deadline = time.monotonic() + seconds
     while not holds():
-        ended = job.process is not None and job.process.poll() is not None
-        assert not ended, job.log()[-4000:]
+        assert dead or not job.ended(), job.log()[-4000:]
         assert time.monotonic() < deadline, job.log()[-4000:]
         time.sleep(0.1)
 
@@ -156,6 +159,19 @@ def produce(job: Job, values: list[bytes], spread: int | None = None, topic: str
             topic or f"{job.prefix}batches", key=f"te/device/{number % 7}//".encode(), value=value, **where
         )
     assert producer.flush(30) == 0
+
+
+def produce_in_transactions(job: Job, values: list[bytes]) -> None:
+    """As `produce`, four values to a transaction, and after each an aborted one with other values."""
+    producer = Producer({"bootstrap.servers": job.kafka, "transactional.id": f"{job.prefix}test"})
+    producer.init_transactions(60)
+    for start in range(0, len(values), 4):
+        for good, part in ((True, values[start : start + 4]), (False, [b"aborted"] * 3)):
+            producer.begin_transaction()
+            for number, value in enumerate(part):
+                producer.produce(f"{job.prefix}batches", value=value, partition=number % PARTITIONS)
+            producer.flush(30)
+            producer.commit_transaction(60) if good else producer.abort_transaction(60)
 
 
 def consume(job: Job, topic: str, count: int) -> list[Any]:

@@ -24,6 +24,7 @@ from headrace_core.errors import ConfigError, HeadraceError
 from headrace_spark import checkpoint, exits, kafka_clients, offsets
 from headrace_spark.database import Database
 from headrace_spark.jobs import source
+from headrace_spark.jobs.listening import listen
 from headrace_spark.jobs.paths import way
 from headrace_spark.ledger import Ledger
 from headrace_spark.losses import DataLost
@@ -154,9 +155,11 @@ def _run_observed(job: _Job, folder: Path) -> int:
 def _run_spark(job: _Job, folder: Path) -> int:
     spark = _session(job.settings)
     try:
+        listen(spark, job.progress.observe)
         again = True
         while again and not job.stop.is_set():
             again = _run_query(job, spark, folder)
+            job.progress.restarts += again
         return exits.DONE
     finally:
         job.progress.running = False
