@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -51,15 +52,30 @@ def server() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def away(url: str) -> Iterator[None]:
+    """The server is down inside."""
+    with psycopg.connect(url) as db:
+        [data] = db.execute("SHOW data_directory").fetchone() or [""]
+    options = shlex.split((Path(data) / "postmaster.opts").read_text())[1:]
+    _control(data, "stop")
+    yield
+    _control(data, "-o", shlex.join(options), "start")
+
+
+def _control(data: str, *what: str) -> None:
+    where = binaries()
+    assert where is not None
+    command = [str(where / "pg_ctl"), "-D", data, "-w", "-m", "immediate", "-l", f"{Path(data).parent}/log", *what]
+    user = {"user": "postgres"} if os.geteuid() == 0 else {}
+    subprocess.run(command, check=True, cwd=Path(data).parent, stdout=subprocess.DEVNULL, **user)
+
+
 def crash(url: str) -> None:
     """End the server at once, as a crash does, and start it again: it recovers, and unlogged tables are empty."""
     with psycopg.connect(url) as db:
         [data] = db.execute("SHOW data_directory").fetchone() or [""]
-    where = binaries()
-    assert where is not None
-    command = [str(where / "pg_ctl"), "-D", data, "-w", "-m", "immediate", "-l", f"{Path(data).parent}/log", "restart"]
-    user = {"user": "postgres"} if os.geteuid() == 0 else {}
-    subprocess.run(command, check=True, cwd=Path(data).parent, stdout=subprocess.DEVNULL, **user)
+    _control(data, "restart")
 
 
 def _free_port() -> int:

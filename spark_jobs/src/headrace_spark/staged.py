@@ -70,11 +70,20 @@ class StagedWriter:
         """True if the ledger has this micro-batch; then no task needs to run."""
         if batch.batch_id % SWEEP_EVERY == 0:
             self._patience.keep(lambda: self._sweep(batch))
-        return self._patience.keep(lambda: self._ledger.done(batch))
+        return self._patience.keep(lambda: self._done(batch))
+
+    def _done(self, batch: Batch) -> bool:
+        try:
+            return self._ledger.done(batch)
+        except StateDown as error:  # one database is sink and state
+            raise SinkDown(str(error)) from error
 
     def _sweep(self, batch: Batch) -> None:
-        with self._database.transaction() as at:
-            sweep(at, self._settings.table, batch.query_id, batch.batch_id)
+        try:
+            with self._database.transaction() as at:
+                sweep(at, self._settings.table, batch.query_id, batch.batch_id)
+        except StateDown as error:
+            raise SinkDown(str(error)) from error
 
     def write(self, batch: Batch, tasks: Sequence[TaskReport], fetch: Fetch) -> Counts:
         """Give the micro-batch its effect, once. `fetch` brings records again, for dead letters. Raises `CorruptInput`,

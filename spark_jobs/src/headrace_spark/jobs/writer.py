@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -22,7 +23,7 @@ import structlog
 
 from headrace_core.errors import ConfigError, HeadraceError
 from headrace_spark import checkpoint, exits, kafka_clients, offsets
-from headrace_spark.database import Database
+from headrace_spark.database import Database, StateDown
 from headrace_spark.jobs import source
 from headrace_spark.jobs.listening import listen
 from headrace_spark.jobs.paths import way
@@ -77,8 +78,9 @@ class _Query:
             counts = job.way.write(frame, batch)
             _log.info("micro-batch", batch_id=batch.batch_id, **counts.items())
         job.progress.end(time.monotonic() - began, hit)
-        if self._drift.off(job.limit(self._partitions)):
-            self.again.set()
+        with suppress(StateDown):  # the next micro-batch waits for it, and asks again
+            if self._drift.off(job.limit(self._partitions)):
+                self.again.set()
 
 
 class _Job:

@@ -1,0 +1,172 @@
+"""The restart cases of spark-writer.md 10 that take long: only by `make soak`."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from tests.spark.test_restarts import delete_until, left, newest, rows, staged, total
+from tests.support import postgres
+from tests.support.spark_job import Job, documents, largest_window, produce, query, until
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(1800)]
+
+
+def workers(one: Job) -> list[psutil.Process]:
+    """The Python workers of Spark: what its daemon has forked."""
+    assert one.process is not None
+    found = []
+    for child in psutil.Process(one.process.pid).children(recursive=True):
+        try:
+            parent = child.parent()
+            if (
+                parent is not None
+                and "pyspark.daemon" in " ".join(parent.cmdline())
+                and "pyspark.daemon" in " ".join(child.cmdline())
+            ):
+                found.append(child)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_case_3_python_workers_are_killed_twenty_times(job: Callable[..., Job], database: str) -> None:
+    one = staged(job, database, capacity=600, max=20, master="local[2,40]")
+    produce(one, documents(900))
+    dice, killed = random.Random(3), 0
+    one.start()
+    until(lambda: rows(database) > 0 or left_or_none(database) > 0, one)
+    while killed < 20:
+        time.sleep(dice.uniform(0.2, 1.0))
+        alive = workers(one)
+        if alive:
+            dice.choice(alive).kill()
+            killed += 1
+        assert not one.ended(), one.log()[-4000:]
+        assert rows(database) < 9000, "everything was written before all were killed"
+    until(lambda: rows(database) == 9000, one, 600)
+    until(lambda: total(database, "records") == 900, one)
+    assert one.terminate() == 0, one.log()[-4000:]
+    assert total(database, "inserted") == total(database, "rows") == 9000
+    assert left(database) == 0
+    assert 0 < largest_window(one, database) <= 600
+
+
+def left_or_none(database: str) -> int:
+    found = query(database, "SELECT count(*) FROM hr_stage_measurements")
+    return int(found[0][0]) if found else 0
+
+
+@pytest.mark.parametrize("path", ["staged", "direct"])
+def test_case_11_a_store_that_is_down_for_a_while_and_for_too_long(
+    job: Callable[..., Job], database: str, path: str
+) -> None:
+    one = staged(job, database, path=path, capacity=400)
+    produce(one, documents(60))
+    one.start()
+    until(lambda: rows(database) > 0, one)
+    with postgres.away(database):
+        until(lambda: one.log().count("down") >= 3, one)
+    until(lambda: rows(database) == 600, one)
+    until(lambda: total(database, "records") == 60, one)
+    assert one.terminate() == 0, one.log()[-4000:]
+    assert total(database, "inserted") == 600
+    assert largest_window(one, database) <= 400
+    one.change(sink_down_max_ms=4_000)
+    one.start()
+    until(lambda: one.metrics().get("headrace_spark_up") == 1, one)
+    until(lambda: '"event": "started"' in one.log(), one)
+    with postgres.away(database):
+        produce(one, documents(40, 60))
+        assert one.wait() in ((6,) if path == "staged" else (1, 6)), one.log()[-4000:]
+    one.change(sink_down_max_ms=600_000)
+    one.start()
+    until(lambda: rows(database) == 1000, one)
+    assert one.terminate() == 0, one.log()[-4000:]
+
+
+def test_case_7_partitions_are_added_while_it_runs(job: Callable[..., Job], database: str) -> None:
+    one = staged(job, database)
+    produce(one, documents(20))
+    one.start()
+    until(lambda: rows(database) == 200, one)
+    admin = AdminClient({"bootstrap.servers": one.kafka})
+    for future in admin.create_partitions([NewPartitions(f"{one.prefix}batches", 5)]).values():
+        future.result(30)
+    produce(one, documents(30, 20), spread=5)
+    until(lambda: rows(database) == 500, one)
+    assert one.terminate() == 0, one.log()[-4000:]
+
+
+def test_case_8_retention_takes_what_is_needed_while_it_runs(job: Callable[..., Job], database: str) -> None:
+    one = staged(job, database, capacity=40, max=10, expected_cost_per_record=20.0, trigger_ms=1000)
+    produce(one, documents(100), spread=2)
+    one.start()
+    until(lambda: rows(database) > 0, one)
+    for partition in range(2):
+        delete_until(one, partition, 50)
+    assert one.wait() == 4, one.log()[-4000:]
+    assert "--accept-loss" in one.log()
+    written, first = rows(database), {}
+    for message in one.log().splitlines():
+        for partition in range(2):
+            mark = f"partition {partition}: offsets "
+            if mark in message:
+                first[partition] = int(message.partition(mark)[2].split()[0])
+    one.change(capacity=4000, available_now=True)
+    assert one.run("--accept-loss") == 0, one.log()[-4000:]
+    assert rows(database) >= written
+    assert total(database, "offsets_lost") == sum(50 - at for at in first.values())
+    assert rows(database) == 10 * sum(first.values())
+
+
+def test_case_14_a_stop_leaves_a_long_micro_batch_uncommitted(job: Callable[..., Job], database: str) -> None:
+    one = staged(job, database, capacity=20, max=10, expected_cost_per_record=0.5, stop_timeout_ms=2_000)
+    produce(one, documents(60))
+    one.start()
+    until(lambda: left_or_none(database) > 0, one)
+    assert one.terminate() == 0, one.log()[-4000:]
+    assert query(database, "SELECT * FROM hr_batch_ledger") == []
+    one.change(capacity=4000, available_now=True)
+    assert one.run() == 0, one.log()[-4000:]
+    assert (rows(database), left(database), total(database, "inserted")) == (600, 0, 600)
+
+
+def test_case_4_a_new_query_is_accepted_and_recorded(job: Callable[..., Job], database: str) -> None:
+    one = staged(job, database, available_now=True)
+    produce(one, documents(10))
+    assert one.run() == 0, one.log()[-4000:]
+    [(before,)] = query(database, "SELECT query_id FROM hr_query")
+    (one.folder / "checkpoint" / "metadata").unlink()
+    produce(one, documents(10, 10))
+    assert one.run("--new-query") == 0, one.log()[-4000:]
+    [(after,)] = query(database, "SELECT query_id FROM hr_query")
+    assert after != before
+    assert (rows(database), total(database, "inserted")) == (200, 200)
+    one.change(checkpoint=str(one.folder / "other"))
+    assert one.run("--new-checkpoint") == 0, one.log()[-4000:]
+    assert (rows(database), total(database, "inserted")) == (200, 200)
+    assert total(database, "documents_repeated") == 20
+
+
+@pytest.mark.parametrize("point", ["begun", "staged", "merging", "written"])
+def test_cases_1_and_2_kill_9_at_each_point_of_every_micro_batch(
+    job: Callable[..., Job], database: str, point: str
+) -> None:
+    one = staged(job, database, expected_cost_per_record=400.0, trigger_ms=1000)
+    produce(one, documents(30))
+    for number in range(3):
+        one.start(environment={"HEADRACE_SPARK_FAULT": f"{point}:{number}"})
+        assert one.wait() == -signal.SIGKILL, one.log()[-4000:]
+        assert newest(one, "offsets") == number
+    one.change(available_now=True)
+    assert one.run() == 0, one.log()[-4000:]
+    assert (rows(database), total(database, "inserted"), left(database)) == (300, 300, 0)
+    assert total(database, "records") == 30
+    assert largest_window(one, database) <= one.settings["capacity"]
