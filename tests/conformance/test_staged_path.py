@@ -69,8 +69,8 @@ class Bench:
     def stager(self, part: int = 0, batch: Batch = _BATCH, connection: Connection | None = None) -> Stager:
         settings = self.settings
         work = Work(
-            settings.sink, settings.table, batch, "run", settings.chunk_rows, settings.stage_cost_of, 1_000_000,
-            settings.sink_down_max_ms, NO_FAULTS,
+            settings.sink, settings.table, batch, "run", settings.chunk_bounds, settings.stage_cost_of,
+            settings.dearest, 1_000_000, settings.sink_down_max_ms, NO_FAULTS,
         )  # fmt: skip
         attempt = f"run:{next(self.attempts)}"
         return Stager(work, part, 0, attempt, connection or Connection(self.url), self.pacer, self.slept.append)

@@ -330,6 +330,7 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Any | UnsetType = UNSET
     stage_cost: str | UnsetType = UNSET
     max: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
+    max_bytes: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     share: Annotated[float, Meta(le=1, gt=0)] | UnsetType = UNSET
     headroom: Annotated[float, Meta(ge=0, le=0.5)] | UnsetType = UNSET
     trigger_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 import msgspec
 
 from headrace_spark.counts import Counts
+from headrace_spark.transforms.costs import Cost
 from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, of_report
 from headrace_spark.transforms.records import Report
-from headrace_spark.transforms.rows import Cost, Request, Row, highest, requests, rows
+from headrace_spark.transforms.rows import Bounds, Request, Row, highest, requests, rows
 
 BREAKER_ROWS = 100
 
@@ -53,14 +54,14 @@ def sift(reports: Iterable[Report], seen: set[str], job: str) -> Sifted:
     return Sifted(fresh, letters, ids, counts)
 
 
-def plan(reports: Iterable[Report], seen: set[str], job: str, cost: Cost, size: int) -> Plan:
-    """Plan one micro-batch. `seen` holds the document ids that earlier micro-batches wrote; `size` is the most rows of
-    a request."""
+def plan(reports: Iterable[Report], seen: set[str], job: str, cost: Cost, bounds: Bounds) -> Plan:
+    """Plan one micro-batch. `seen` holds the document ids that earlier micro-batches wrote; `bounds` are those
+    of a request."""
     sifted = sift(reports, seen, job)
     counts = sifted.counts
     found: list[Row] = [row for one in sifted.fresh if one.taken is not None for row in rows(one.taken)]
     kept = highest(found)
-    cut = requests(kept, cost, size)
+    cut = requests(kept, cost.of, bounds)
     counts.rows = len(found)
     counts.repeats = len(found) - len(kept)
     counts.requests = len(cut)

@@ -11,7 +11,8 @@ import msgspec
 from headrace_core.errors import ConfigError
 from headrace_spark import kafka_clients
 from headrace_spark.database import is_postgres
-from headrace_spark.transforms.rows import Cost, cost
+from headrace_spark.transforms.costs import Cost, Dearest, cost
+from headrace_spark.transforms.rows import Bounds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -19,15 +20,16 @@ CHUNK_ROWS: Final = 1000
 """Most rows of a COPY (spark-writer.md 4)."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AT_LEAST_1 = (
-    "capacity", "max", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms", "seen_retention_ms",
+    "capacity", "max", "max_bytes", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms",
+    "seen_retention_ms",
 )  # fmt: skip
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Times in ms. `capacity` in units per second; `share` is the job's expected part of it; `max` is the most rows of
-    a request; `topics` defaults to `<prefix>batches`; `metrics_port` 0 takes a free port, and none means no server.
-    `path`: "direct", or "staged" where sink and state are one PostgreSQL database; `stage_cost` is the cost of a chunk
-    of rows that goes there to be merged, as `cost` if it is not given."""
+    """Times in ms. `capacity` in units per second; `share` is the job's expected part of it. `max` is the most rows of
+    a request, `max_bytes` the most bytes of their values; `topics` defaults to `<prefix>batches`; `metrics_port` 0
+    takes a free port, and none means no server. `path`: "direct", or "staged" where sink and state are one PostgreSQL
+    database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given."""
 
     job: str
     kafka: str
@@ -43,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     path: Literal["direct", "staged"] = "direct"
     stage_cost: str = ""
     max: int = 500
+    max_bytes: int = 4 * 1024 * 1024
     share: float = 1.0
     headroom: float = 0.0
     trigger_ms: int = 5000
@@ -103,6 +106,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         largest = self.cost_of.largest(self.usable)
         return self.max if largest < 0 else min(self.max, largest)
 
+    @property
+    def bounds(self) -> Bounds:
+        """Of one request."""
+        return Bounds(self.request_rows, self.max_bytes, self.usable)
+
+    @property
+    def chunk_bounds(self) -> Bounds:
+        """Of one staged chunk."""
+        return Bounds(self.chunk_rows, self.max_bytes, self.usable)
+
+    @property
+    def dearest(self) -> Dearest | None:
+        """What a single row may cost; None if all cost the same, and the job was checked to fit one."""
+        costs = [self.cost_of, self.stage_cost_of] if self.path == "staged" else [self.cost_of]
+        return Dearest(costs, self.usable) if any(one.varies for one in costs) else None
+
 
 def load(path: Path) -> Settings:
     """Read and check the job file. Raises `ConfigError`."""
@@ -132,6 +151,8 @@ def check(found: Settings) -> None:
     _require(0 < found.max_corrupt_share <= 1, "max_corrupt_share", "must be above 0 and at most 1")
     for field in ("sink", "state_dsn"):
         _dsn(field, getattr(found, field))
+    if found.cost_of.call:
+        found.cost_of.function()
     _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
     if found.path == "staged":
         _staged(found)
@@ -141,6 +162,7 @@ def check(found: Settings) -> None:
 def _staged(found: Settings) -> None:
     one = is_postgres(found.sink) and found.state_dsn == found.sink
     _require(one, "path", "staged needs one PostgreSQL database as sink and state_dsn")
+    _require(not found.cost_of.call, "cost", "must not be call(...) on the staged path: the database merges the rows")
     _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.usable}")
     local = found.master.startswith(("local[", "local-cluster[")) or found.master == "local"
     _require(local, "master", "must be local, because the staged path keeps the capacity on one host alone")

@@ -109,7 +109,8 @@ class StagedWriter:
         """The transaction waits for capacity between slices, so it must not be ended for idling."""
         at.run("SET LOCAL idle_in_transaction_session_timeout = 0")
         at.run("SET CONSTRAINTS ALL IMMEDIATE")
-        merge = Merge(at, self._settings.table, batch, self._operation)
+        settings = self._settings
+        merge = Merge(at, settings.table, batch, settings.cost_of, settings.bounds, self._operation)
         attempts = [task.attempt for task in tasks]
         merge.check(attempts, sum(task.rows for task in tasks))
         reports = [one for task in tasks for one in task.reports]
@@ -117,7 +118,7 @@ class StagedWriter:
         sifted = sift(reports, self._ledger.seen_in(at, ids), self._settings.job)
         outcome = Outcome()
         if sifted.ids:
-            outcome = merge.merge(merge.choose(attempts, sifted.ids), self._settings.request_rows)
+            outcome = merge.merge(merge.choose(attempts, sifted.ids))
         letters = [*sifted.letters, *self._refused(merge.guilty, fetch)]
         if letters:
             self._outbox.send(letters)
@@ -139,9 +140,8 @@ class StagedWriter:
         counts.cost = sum(task.cost for task in tasks) + self._spent
         return counts
 
-    def _operation(self, rows: int, work: Callable[[], Outcome]) -> Outcome:
+    def _operation(self, cost: int, rows: int, work: Callable[[], Outcome]) -> Outcome:
         """One slice: paced, and recorded before it goes out."""
-        cost = self._settings.cost_of(rows)
 
         def attempt(at_ns: int) -> Outcome:
             self._ledger.dispatch(at_ns, cost, rows)

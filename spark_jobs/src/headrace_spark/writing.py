@@ -73,7 +73,7 @@ class BatchWriter:
         ids = {one.taken.id for one in reports if one.taken is not None}
         settings = self._settings
         seen = self._patience.keep(lambda: self._ledger.seen(ids))
-        return plan(reports, seen, settings.job, settings.cost_of, settings.request_rows)
+        return plan(reports, seen, settings.job, settings.cost_of, settings.bounds)
 
     def _send(self, batch: Batch, planned: Plan) -> Outcome:
         if not planned.requests:

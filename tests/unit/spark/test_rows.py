@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_core.errors import ConfigError
-from headrace_spark.transforms.rows import Cost, Row, cost, highest, requests
+from headrace_spark.transforms.costs import Cost, cost
+from headrace_spark.transforms.rows import Bounds, Row, highest, requests
 
 ROWS = st.builds(
     Row,
@@ -26,7 +27,7 @@ ROWS = st.builds(
 def test_any_order_of_arrival_gives_the_same_requests(found: list[Row], size: int, dice) -> None:
     shuffled = list(found)
     dice.shuffle(shuffled)
-    one, two = (requests(highest(rows), Cost(per_row=2), size) for rows in (found, shuffled))
+    one, two = (requests(highest(rows), Cost(per_row=2).of, Bounds(size)) for rows in (found, shuffled))
     assert one == two
     kept = [row for request in one for row in request.rows]
     assert {row.id for row in kept} == {row.id for row in found}
@@ -38,9 +39,11 @@ def test_any_order_of_arrival_gives_the_same_requests(found: list[Row], size: in
 
 def test_a_request_id_depends_on_the_rows_only_and_on_each_of_them() -> None:
     first, second = Row("s", "a", 1, 1, "x", 1.0, False), Row("s", "b", 1, 1, "x", 1.0, False)
-    ids = [request.id for rows in ([first], [second], [first, second]) for request in requests(rows, Cost(1), 5)]
+    ids = [
+        request.id for rows in ([first], [second], [first, second]) for request in requests(rows, Cost(1).of, Bounds(5))
+    ]
     assert len(set(ids)) == 3
-    assert requests([first], Cost(per_request=9), 1)[0].id == ids[0]
+    assert requests([first], Cost(per_request=9).of, Bounds(1))[0].id == ids[0]
 
 
 @pytest.mark.parametrize(

@@ -11,27 +11,28 @@ import pyarrow as pa
 
 from headrace_spark.pacing import Pacing
 from headrace_spark.sinks.staging import Connection, Place, Stager, TaskReport, Work
+from headrace_spark.transforms.costs import Dearest
 from headrace_spark.transforms.records import Record, Report, report
 
 T = TypeVar("T")
 
 
-def reporter(max_bytes: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that tasks run; it knows nothing but the size limit."""
+def reporter(max_bytes: int, dearest: Dearest | None) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that tasks run; it knows nothing but what limits a record and a row."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         encode = msgspec.msgpack.Encoder().encode
         for batch in batches:
-            blobs = [encode(report(_record(row), max_bytes)) for row in batch.to_pylist()]
+            blobs = [encode(report(_record(row), max_bytes, dearest)) for row in batch.to_pylist()]
             yield pa.RecordBatch.from_arrays([pa.array(blobs, type=pa.binary())], names=["report"])
 
     return run
 
 
-def reports(frame: Any, max_bytes: int) -> list[Report]:
+def reports(frame: Any, max_bytes: int, dearest: Dearest | None = None) -> list[Report]:
     """Run the tasks over a micro-batch of the Kafka source and bring their reports to the driver. The number of records
     is bounded by `maxOffsetsPerTrigger`."""
-    return _collect(frame, reporter(max_bytes), Report)
+    return _collect(frame, reporter(max_bytes, dearest), Report)
 
 
 def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -47,7 +48,7 @@ def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.Re
         one = Stager(work, task.partitionId(), task.attemptNumber(), attempt, connection, pacer)
         for batch in batches:
             for row in batch.to_pylist():
-                one.add(report(_record(row), work.max_document_bytes))
+                one.add(report(_record(row), work.max_document_bytes, work.dearest))
         blob = msgspec.msgpack.encode(one.finish())
         yield pa.RecordBatch.from_arrays([pa.array([blob], type=pa.binary())], names=["report"])
 

@@ -26,10 +26,11 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 capacity = 500                        # units a second, never more in any second
 # share = 1.0                         # this job's part of it
 # headroom = 0.0                      # part of it left unused; 0.05 is advised over a network
-cost = "per_row(1)"                   # of a request, in units: per_row(n), per_request(n) or per_kib(n)
+cost = "per_row(1)"                   # per_row(n), per_request(n), per_kib(n), call(module:function), or a sum of them
 # stage_cost = "per_row(1)"           # of a staged chunk; as cost if absent
 expected_cost_per_record = 10.0       # until the ledger knows better
 # max = 500                           # most rows of a request
+# max_bytes = 4194304                 # most bytes of their values
 
 # trigger_ms = 5000                   # 20000 or more where the capacity is the bound
 # available_now = false               # true: catch up and end

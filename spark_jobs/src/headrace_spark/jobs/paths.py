@@ -72,7 +72,7 @@ class Direct:
 
     def write(self, frame: Any, batch: Batch) -> Counts:
         self._faults.passed("begun", batch.batch_id)
-        counts = self._writer.write(batch, reports(frame, self._settings.max_document_bytes))
+        counts = self._writer.write(batch, reports(frame, self._settings.max_document_bytes, self._settings.dearest))
         self._faults.passed("written", batch.batch_id)
         return counts
 
@@ -120,10 +120,11 @@ class Staged:
             table=settings.table,
             batch=batch,
             run=self._run,
-            chunk=settings.chunk_rows,
+            bounds=settings.chunk_bounds,
             cost=settings.stage_cost_of,
             max_document_bytes=settings.max_document_bytes,
             down_max_ms=settings.sink_down_max_ms // settings.task_tries,
+            dearest=settings.dearest,
             faults=self._faults,
         )
 

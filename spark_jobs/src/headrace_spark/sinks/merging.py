@@ -17,6 +17,8 @@ import psycopg
 from headrace_spark.database import Transaction
 from headrace_spark.sinks.port import Batch, Outcome
 from headrace_spark.sinks.staging import Place, StagingLost, staging_name
+from headrace_spark.transforms.costs import Cost
+from headrace_spark.transforms.rows import Bounds
 
 _WINNERS: Final = """
 CREATE TEMPORARY TABLE hr_merge ON COMMIT DROP AS
@@ -36,6 +38,9 @@ WITH merged AS (
 SELECT count(*) FILTER (WHERE new), count(*) FILTER (WHERE NOT new) FROM merged"""
 
 
+Operation = Callable[[int, int, Callable[[], Outcome]], Outcome]
+
+
 class Guilty(msgspec.Struct, frozen=True):
     """A row that the store refuses, where it came from, and what the store says."""
 
@@ -46,16 +51,18 @@ class Guilty(msgspec.Struct, frozen=True):
 
 
 class Merge:
-    """The merge of one micro-batch in the transaction `at`. `operation(rows, work)` lets a slice out when the capacity
-    has room."""
+    """The merge of one micro-batch in the transaction `at`. `operation(cost, rows, work)` lets a slice out when the
+    capacity has room; `cost` prices it, within `bounds`."""
 
     def __init__(
-        self, at: Transaction, table: str, batch: Batch, operation: Callable[[int, Callable[[], Outcome]], Outcome]
+        self, at: Transaction, table: str, batch: Batch, cost: Cost, bounds: Bounds, operation: Operation
     ) -> None:
         self._at = at
         self._table = f'"{table}"'
         self._staging = f'"{staging_name(table)}"'
         self._batch = batch
+        self._cost = cost
+        self._bounds = bounds
         self._operation = operation
         self.slices = 0
         self.guilty: list[Guilty] = []
@@ -79,9 +86,9 @@ class Merge:
         self._at.run("ANALYZE hr_merge")
         return int(self._at.rows("SELECT count(*) FROM hr_merge")[0][0])
 
-    def merge(self, total: int, size: int) -> Outcome:
-        """Merge rows 1 to `total` in slices of `size`; rows that the store refuses are in `guilty` then."""
-        outcome = Outcome()
+    def merge(self, total: int) -> Outcome:
+        """Merge rows 1 to `total` in slices; rows that the store refuses are in `guilty` then."""
+        outcome, size = Outcome(), self._bounds.rows
         for low in range(1, total + 1, size):
             for part in self._part(low, min(low + size - 1, total)):
                 outcome += part
@@ -95,10 +102,14 @@ class Merge:
         )
 
     def _part(self, low: int, high: int) -> Iterator[Outcome]:
-        rows = high - low + 1
+        rows, size = high - low + 1, self._size(low, high)
+        cost = self._cost(rows, size)
+        if low < high and (cost > self._bounds.capacity or size > self._bounds.size):
+            yield from self._halves(low, high)
+            return
         self._at.run("SAVEPOINT slice")
         try:
-            done = self._operation(rows, lambda: self._upsert(low, high))
+            done = self._operation(cost, rows, lambda: self._upsert(low, high))
         except (psycopg.IntegrityError, psycopg.DataError) as error:
             self._at.run("ROLLBACK TO SAVEPOINT slice")
             yield from self._without_guilty(low, high, error)
@@ -110,6 +121,14 @@ class Merge:
         if low == high:
             self.guilty.append(self._found(low, error))
             return
+        yield from self._halves(low, high)
+
+    def _size(self, low: int, high: int) -> int:
+        """Bytes of the values of a range, as `Row.size`."""
+        query = "SELECT sum(octet_length(source) + octet_length(metric) + octet_length(batch) + 25) FROM hr_merge"
+        return int(self._at.rows(f"{query} WHERE n BETWEEN ? AND ?", (low, high))[0][0])
+
+    def _halves(self, low: int, high: int) -> Iterator[Outcome]:
         middle = (low + high) // 2
         yield from self._part(low, middle)
         yield from self._part(middle + 1, high)

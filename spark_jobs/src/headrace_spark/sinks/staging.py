@@ -21,8 +21,9 @@ from headrace_core.errors import HeadraceError
 from headrace_spark.faults import Faults
 from headrace_spark.pacing import Pacing
 from headrace_spark.sinks.port import Batch, SinkDown
+from headrace_spark.transforms.costs import Cost, Dearest
 from headrace_spark.transforms.records import Report, light
-from headrace_spark.transforms.rows import Cost, Row, rows
+from headrace_spark.transforms.rows import Bounds, Row, first, rows
 
 COLUMNS: Final = (
     "query_id", "batch_id", "part", "attempt", "chunk", "topic", "kafka_partition", "kafka_offset",
@@ -66,15 +67,16 @@ class TaskReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a task must know. `chunk` is the most rows of a COPY; `run` names the driver's process,
-    `down_max_ms` is how long an attempt waits for a store that is down."""
+    """What a task must know. `bounds` are those of a COPY, `dearest` what a single row may cost; `run` names the
+    driver's process, `down_max_ms` is how long an attempt waits for a store that is down."""
 
     dsn: str
     table: str
     batch: Batch
     run: str
-    chunk: int
+    bounds: Bounds
     cost: Cost
+    dearest: Dearest | None
     max_document_bytes: int
     down_max_ms: int
     faults: Faults
@@ -139,7 +141,7 @@ class Stager:
         self._reports.append(light(report))
         if report.taken is not None:
             self._waiting += [(report.place, row) for row in rows(report.taken)]
-        while len(self._waiting) > self._work.chunk:
+        while len(self._waiting) > self._work.bounds.rows:
             self._flush()
             self._work.faults.passed("task", self._work.batch.batch_id, self._part, self._number)
 
@@ -150,8 +152,10 @@ class Stager:
         return TaskReport(self._part, self._attempt, self._rows, self._chunks, self._cost, self._retries, self._reports)
 
     def _flush(self) -> None:
-        chunk, self._waiting = self._waiting[: self._work.chunk], self._waiting[self._work.chunk :]
-        cost = self._work.cost(len(chunk))
+        waiting = [row for _, row in self._waiting[: self._work.bounds.rows]]
+        count = len(first(waiting, self._work.cost.of, self._work.bounds))
+        chunk, self._waiting = self._waiting[:count], self._waiting[count:]
+        cost = self._work.cost.of([row for _, row in chunk])
         self._patiently(lambda again: self._pacer.run(cost, lambda at_ns: self._copy(at_ns, cost, chunk, again)))
         self._rows += len(chunk)
         self._chunks += 1

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headrace_spark.transforms.decode import Rejected, decode
-from headrace_spark.transforms.measurements import Taken, measurements
+from headrace_spark.transforms.costs import Dearest
+from headrace_spark.transforms.decode import Document, Rejected, decode
+from headrace_spark.transforms.measurements import Fits, Taken, measurements
+from headrace_spark.transforms.rows import row_of
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -48,16 +50,23 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
         return self.topic, self.partition, self.offset
 
 
-def report(record: Record, max_bytes: int) -> Report:
-    """Decode one record; nothing is raised for bad content."""
+def report(record: Record, max_bytes: int, dearest: Dearest | None = None) -> Report:
+    """Decode one record; nothing is raised for bad content. `dearest` is what a single row may cost."""
     place = (record.topic, record.partition, record.offset)
     if kind(record.headers) in (b"tick", b"flush"):
         return Report(*place, skipped=True)
     try:
-        taken = measurements(decode(record.value, max_bytes))
+        document = decode(record.value, max_bytes)
+        taken = measurements(document, _fits(document, dearest))
     except Rejected as error:
         return Report(*place, reason=error.reason, detail=error.detail, record=record)
     return Report(*place, taken=taken, record=record if taken.refusals else None)
+
+
+def _fits(document: Document, dearest: Dearest | None) -> Fits:
+    if dearest is None:
+        return lambda _: True
+    return lambda one: dearest.fits(row_of(document.id, document.source, document.closed_at, one))
 
 
 def light(full: Report) -> Report:
