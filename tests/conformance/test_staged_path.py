@@ -150,6 +150,15 @@ def test_every_chunk_and_every_slice_is_one_operation_that_is_paid_and_recorded(
     assert bench.sql("SELECT records, rows, cost FROM hr_batch_ledger") == [(1, 10, 35)]
 
 
+def test_slices_and_chunks_are_halved_until_their_kib_fit(make: Callable[..., Bench]) -> None:
+    bench = make(cost="per_kib(10)", stage_cost="per_kib(5)", capacity=30, max=100)
+    counts = bench.write([record(0, document(1, [member(t, t, "m" * 1000) for t in range(8)]))], tasks=1)
+    assert counts.inserted == 8
+    assert max(bench.pacer.costs) <= 30
+    assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(counts.cost,)]
+    assert sorted(bench.sql("SELECT rows, cost FROM hr_dispatch")) == [(2, 30)] * 4 + [(4, 25)] * 2
+
+
 @pytest.mark.parametrize("tasks", [1, 2, 3])
 def test_the_number_of_tasks_changes_nothing(make: Callable[..., Bench], tasks: int) -> None:
     bench, one = make(), make()
