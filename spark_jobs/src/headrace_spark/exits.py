@@ -27,6 +27,12 @@ class CorruptInput(HeadraceError):
     code = "corrupt_input"
 
 
+class Rejection(HeadraceError):
+    """The destination refused the content of a request, and the job is to stop then (`on_reject = "stop"`)."""
+
+    code = "sink_rejected"
+
+
 class Stopping(HeadraceError):
     """The job was told to stop before this micro-batch began; it stays uncommitted."""
 

@@ -26,6 +26,8 @@ _TABLES: Final = (
     " PRIMARY KEY (job, name))",
     "CREATE TABLE IF NOT EXISTS hr_seen (job TEXT NOT NULL, id TEXT NOT NULL, seen_at BIGINT NOT NULL,"
     " PRIMARY KEY (job, id))",
+    "CREATE TABLE IF NOT EXISTS hr_sent (query_id TEXT NOT NULL, batch_id BIGINT NOT NULL, request_id TEXT NOT NULL,"
+    " refused TEXT NOT NULL, PRIMARY KEY (query_id, batch_id, request_id))",
     "CREATE TABLE IF NOT EXISTS hr_topic (job TEXT NOT NULL, topic TEXT NOT NULL, topic_id TEXT NOT NULL,"
     " PRIMARY KEY (job, topic))",
     "CREATE TABLE IF NOT EXISTS hr_gap (job TEXT NOT NULL, topic TEXT NOT NULL, kafka_partition BIGINT NOT NULL,"
@@ -74,6 +76,22 @@ class Ledger:
                 "SELECT 1 FROM hr_batch_ledger WHERE query_id = ? AND batch_id = ?", (batch.query_id, batch.batch_id)
             )
         return bool(found)
+
+    def sent(self, batch: Batch) -> dict[str, str]:
+        """The requests of this micro-batch that were answered for good, with why their content was refused, or an empty
+        text."""
+        query = "SELECT request_id, refused FROM hr_sent WHERE query_id = ? AND batch_id = ?"
+        with self._database.transaction() as at:
+            return dict(at.rows(query, (batch.query_id, batch.batch_id)))
+
+    def record_sent(self, batch: Batch, request_id: str, refused: str) -> None:
+        """This request was answered for good; kept until the micro-batch is committed."""
+        with self._database.transaction() as at:
+            at.run(
+                "INSERT INTO hr_sent (query_id, batch_id, request_id, refused) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT DO NOTHING",
+                (batch.query_id, batch.batch_id, request_id, refused),
+            )
 
     def topics(self) -> dict[str, str]:
         """The id that each topic had at the latest start."""
@@ -148,6 +166,7 @@ class Ledger:
             " WHERE query_id = ? AND batch_id = ?",
             (counts.records, counts.rows, counts.cost, now_ms, batch.query_id, batch.batch_id),
         )
+        at.run("DELETE FROM hr_sent WHERE query_id = ? AND batch_id = ?", (batch.query_id, batch.batch_id))
         self._add(at, counts, ids, now_ms)
 
     def totals(self) -> Counts:

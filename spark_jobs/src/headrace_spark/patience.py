@@ -28,8 +28,8 @@ class Patience:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._max_ms = max_ms
-        self._stopping = stopping
-        self._sleep = sleep
+        self.stopping = stopping
+        self.sleep = sleep
 
     def keep(self, work: Callable[[], T]) -> T:
         """Call `work` until it raises neither `SinkDown` nor `StateDown`; raises it when it is time to give up."""
@@ -38,9 +38,9 @@ class Patience:
             try:
                 return work()
             except (SinkDown, StateDown) as error:
-                if self._stopping() or waited * 1000 >= self._max_ms:
+                if self.stopping() or waited * 1000 >= self._max_ms:
                     raise
                 _log.warning(f"{error.code.removesuffix('_down')} down", error=str(error), waited_s=waited)
-                self._sleep(wait)
+                self.sleep(wait)
                 waited += wait
                 wait = min(wait * 2, _LONGEST_WAIT_S)

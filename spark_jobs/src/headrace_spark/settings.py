@@ -12,7 +12,7 @@ from headrace_core.errors import ConfigError
 from headrace_spark import kafka_clients
 from headrace_spark.database import is_postgres
 from headrace_spark.transforms.costs import Cost, Dearest, cost
-from headrace_spark.transforms.rows import Bounds
+from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -21,7 +21,7 @@ CHUNK_ROWS: Final = 1000
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AT_LEAST_1 = (
     "capacity", "max", "max_bytes", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms",
-    "seen_retention_ms",
+    "seen_retention_ms", "max_send_ms",
 )  # fmt: skip
 
 
@@ -29,7 +29,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Times in ms. `capacity` in units per second; `share` is the job's expected part of it. `max` is the most rows of
     a request, `max_bytes` the most bytes of their values; `topics` defaults to `<prefix>batches`; `metrics_port` 0
     takes a free port, and none means no server. `path`: "direct", or "staged" where sink and state are one PostgreSQL
-    database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given."""
+    database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given.
+    `mode` "lanes" keeps the order of time for a sink `call:module:function`; a request is tried again for
+    `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`)."""
 
     job: str
     kafka: str
@@ -44,6 +46,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     table: str = "measurements"
     path: Literal["direct", "staged"] = "direct"
     stage_cost: str = ""
+    mode: Literal["keyed", "lanes"] = "keyed"
+    max_send_ms: int = 60_000
+    on_reject: Literal["park", "stop"] = "park"
     max: int = 500
     max_bytes: int = 4 * 1024 * 1024
     share: float = 1.0
@@ -149,14 +154,25 @@ def check(found: Settings) -> None:
     _require(0 < found.share <= 1, "share", "must be above 0 and at most 1")
     _require(0 <= found.headroom <= 0.5, "headroom", "must be from 0 to 0.5")
     _require(0 < found.max_corrupt_share <= 1, "max_corrupt_share", "must be above 0 and at most 1")
-    for field in ("sink", "state_dsn"):
-        _dsn(field, getattr(found, field))
+    _dsn("state_dsn", found.state_dsn)
+    if found.mode == "lanes":
+        _lanes(found)
+    else:
+        _dsn("sink", found.sink)
     if found.cost_of.call:
         found.cost_of.function()
     _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
     if found.path == "staged":
         _staged(found)
     _options(found)
+
+
+def _lanes(found: Settings) -> None:
+    """Packed batches are never split, so a full one must fit (spark-writer.md 5)."""
+    _require(found.sink.startswith("call:"), "sink", "must be call:module:function for the mode lanes")
+    _require(found.path == "direct", "path", "must be direct for the mode lanes")
+    full = found.cost_of(found.max, found.max * MAX_ROW_BYTES)
+    _require(full <= found.usable, "cost", f"a full batch of {found.max} rows costs up to {full} of {found.usable}")
 
 
 def _staged(found: Settings) -> None:

@@ -23,6 +23,9 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 # table = "measurements"
 
 # path = "direct"                     # the driver writes. "staged": tasks copy, the driver merges (PostgreSQL)
+# mode = "keyed"                      # "lanes": in order of time, into sink = "call:module:function"
+# max_send_ms = 60000                 # lanes: how long a request is tried again before the micro-batch fails
+# on_reject = "park"                  # lanes: a refused request goes to the dead letters, or "stop"
 capacity = 500                        # units a second, never more in any second
 # share = 1.0                         # this job's part of it
 # headroom = 0.0                      # part of it left unused; 0.05 is advised over a network

@@ -7,16 +7,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+import structlog
+
 from headrace_spark import capacity, faults
 from headrace_spark.counts import Counts
 from headrace_spark.database import is_postgres, sqlite_path
 from headrace_spark.jobs.frames import records, reports, stage
+from headrace_spark.lanes import LaneWriter
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.pacing import Pacing
 from headrace_spark.patience import Patience
 from headrace_spark.settings import Settings
 from headrace_spark.sinks import staging
+from headrace_spark.sinks.callables import CallableSink
 from headrace_spark.sinks.port import Batch, Sink
 from headrace_spark.sinks.postgres import PostgresSink
 from headrace_spark.sinks.sqlite import SqliteSink
@@ -129,12 +133,41 @@ class Staged:
         )
 
 
+class Lanes:
+    """Implements `Way`: tasks decode, the driver sends each lane's requests in order to a function."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced):
+        self._settings = settings
+        self.pacer = capacity.in_driver(settings)
+        sink = CallableSink(settings.sink)
+        self._writer = LaneWriter(settings, ledger, sink, outbox, self.pacer, patience, advanced=advanced)
+        if not sink.idempotent:
+            structlog.get_logger("headrace_spark").warning("the sink is not idempotent: it may get a request twice")
+
+    def prepare(self) -> None:
+        """A function needs nothing."""
+
+    def begin(self, query_id: str) -> None:
+        """Nothing to clear away: a repeat goes on where its lane ended."""
+
+    def done(self, batch: Batch) -> bool:
+        return self._writer.done(batch)
+
+    def write(self, frame: Any, batch: Batch) -> Counts:
+        return self._writer.write(batch, reports(frame, self._settings.max_document_bytes, self._settings.dearest))
+
+    def stop(self) -> None:
+        self._writer.cancelled.set()
+        self.pacer.stop()
+
+
 Advanced = Callable[[], None]
 
 
 def way(settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced) -> Way:
     """The one that the job file names."""
-    kind = Staged if settings.path == "staged" else Direct
+    kind: type[Lanes | Staged | Direct]
+    kind = Lanes if settings.mode == "lanes" else Staged if settings.path == "staged" else Direct
     return kind(settings, ledger, outbox, patience, advanced)
 
 

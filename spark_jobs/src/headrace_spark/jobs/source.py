@@ -86,7 +86,8 @@ def stream(spark: Any, settings: Settings, limit: int, partitions: int, *, accep
         "groupIdPrefix": f"headrace-{settings.job}",
         "kafka.isolation.level": "read_committed",
         "maxOffsetsPerTrigger": str(limit),
-        "minPartitions": str(max(partitions, spark.sparkContext.defaultParallelism)),
     }
+    if settings.mode == "keyed":  # in lanes a partition must not be torn apart
+        options["minPartitions"] = str(max(partitions, spark.sparkContext.defaultParallelism))
     own = {f"kafka.{name}": value for name, value in kafka_clients.plain(settings.kafka_options).items()}
     return spark.readStream.format("kafka").options(**{**own, **options}).load()

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import msgspec
 
-from headrace_spark.transforms.measurements import Measurement, Taken
+from headrace_spark.transforms.measurements import MAX_KEY_BYTES, Measurement, Taken
+
+MAX_ROW_BYTES: Final = MAX_KEY_BYTES + 32 + 25
+"""Of the values of a row: source and metric, the id of its batch, numbers."""
 
 
 class Row(msgspec.Struct, frozen=True, order=True):
