@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import signal
 import time
@@ -170,3 +172,42 @@ def test_cases_1_and_2_kill_9_at_each_point_of_every_micro_batch(
     assert (rows(database), total(database, "inserted"), left(database)) == (300, 300, 0)
     assert total(database, "records") == 30
     assert largest_window(one, database) <= one.settings["capacity"]
+
+
+def test_lanes_into_a_function_with_a_kill_in_the_middle(job: Callable[..., Job]) -> None:
+    """The function writes down what it gets, and kills its process once."""
+    one = job(mode="lanes", sink="call:destination:write", capacity=4000, max=30, available_now=True)
+    (one.folder / "destination.py").write_text(DESTINATION)
+    produce(one, documents(40), spread=2)
+    here = {"PYTHONPATH": f"{one.folder}:{os.environ.get('PYTHONPATH', '')}"}
+    one.start(environment=here)
+    assert one.wait() == -signal.SIGKILL, one.log()[-4000:]
+    one.start(environment=here)
+    assert one.wait() == 0, one.log()[-4000:]
+    calls = [json.loads(line) for line in (one.folder / "calls").read_text().splitlines()]
+    names = [call["id"] for call in calls]
+    assert len(names) - len(set(names)) == 1, "only the one whose outcome was unknown"
+    once = {call["id"]: call for call in calls}.values()
+    for lane in range(2):
+        rows = [row for call in once if call["partition"] == lane for row in call["rows"]]
+        assert [row[1] for row in rows] == sorted(row[1] for row in rows), "in order of time, also over the kill"
+    assert len({tuple(row) for call in calls for row in call["rows"]}) == 400
+    assert one.sql("state.db", "SELECT value FROM hr_total WHERE name = 'inserted'") == [(400,)]
+    assert one.sql("state.db", "SELECT count(*) FROM hr_sent") == [(0,)]
+
+
+DESTINATION = """
+import json, os, signal
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def write(rows, context):
+    found = [[row.metric, row.time_ms] for row in rows]
+    call = {"id": context.request_id, "partition": context.partition, "rows": found}
+    with (HERE / "calls").open("a") as out:
+        out.write(json.dumps(call) + "\\n")
+    if len((HERE / "calls").read_text().splitlines()) == 4 and not (HERE / "killed").exists():
+        (HERE / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
