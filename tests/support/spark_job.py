@@ -92,7 +92,10 @@ class Job:
     def change(self, **changes: Any) -> None:
         """Write the job file again with other settings."""
         self.settings.update(changes)
-        self.config.write_text(_toml(self.settings) + "[spark]\n" + _toml(self.options))
+        plain = {name: value for name, value in self.settings.items() if not isinstance(value, dict)}
+        tables = {"spark": self.options, **{name: self.settings[name] for name in self.settings.keys() - plain.keys()}}
+        text = "".join(f"[{name}]\n{_toml(values)}" for name, values in tables.items())
+        self.config.write_text(_toml(plain) + text)
 
     def end(self) -> None:
         """Kill what still runs."""
