@@ -59,8 +59,10 @@ def away(url: str) -> Iterator[None]:
         [data] = db.execute("SHOW data_directory").fetchone() or [""]
     options = shlex.split((Path(data) / "postmaster.opts").read_text())[1:]
     _control(data, "stop")
-    yield
-    _control(data, "-o", shlex.join(options), "start")
+    try:
+        yield
+    finally:
+        _control(data, "-o", shlex.join(options), "start")
 
 
 def _control(data: str, *what: str) -> None:

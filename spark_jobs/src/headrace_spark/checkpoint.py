@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from headrace_core.errors import ConfigError
 from headrace_spark.exits import CheckpointRefused
 
 
@@ -38,6 +39,26 @@ def query_id(checkpoint: Path) -> str | None:
             f"{file} cannot be read ({error}): restore it with `headrace checkpoint repair`, or remove it and start"
             " with --new-query"
         ) from None
+
+
+def probe(checkpoint: Path) -> None:
+    """Test that the folder can be written, that a file is created by one process alone, and that renaming replaces
+    (spark-writer.md 12). Raises `ConfigError`."""
+    one, two = checkpoint / ".headrace-probe", checkpoint / ".headrace-probe.new"
+    try:
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        for file in (one, two):
+            file.unlink(missing_ok=True)
+            file.touch(exist_ok=False)
+        try:
+            one.touch(exist_ok=False)
+        except FileExistsError:
+            two.replace(one)
+        else:
+            raise ConfigError("checkpoint", f"{checkpoint}: a file can be created twice, so it must not be used")
+        one.unlink()
+    except OSError as error:
+        raise ConfigError("checkpoint", f"{checkpoint} cannot be used: {error}") from None
 
 
 def check(known: tuple[str, str] | None, checkpoint: Path, *, new_query: bool, new_checkpoint: bool) -> None:

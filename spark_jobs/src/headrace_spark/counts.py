@@ -29,6 +29,7 @@ NAMES = (
     "repeats",
     "rows_refused",
     "requests",
+    "retries",
     "cost",
     "microbatches",
     "offsets_lost",
@@ -55,6 +56,7 @@ class Counts(msgspec.Struct):
     repeats: int = 0
     rows_refused: int = 0
     requests: int = 0
+    retries: int = 0
     cost: int = 0
     microbatches: int = 0
     offsets_lost: int = 0

@@ -98,6 +98,7 @@ class LaneWriter:
         self._pacer = pacer
         self._patience = patience
         self._advanced = advanced
+        self._retries = 0
         self.cancelled = threading.Event()
 
     def done(self, batch: Batch) -> bool:
@@ -124,6 +125,7 @@ class LaneWriter:
                 refused.append((one, outcome))
             self._advanced()
         counts = self._counted(sifted, packed, refused)
+        counts.retries, self._retries = self._retries, 0
         keep(lambda: self._ledger.commit(batch, counts, sifted.ids, time.time_ns() // 1_000_000))
         return counts
 
@@ -140,6 +142,7 @@ class LaneWriter:
                 raise SinkDown(f"request {one.request.id} was not taken: {result.detail}")
             _log.warning("request not taken", request=one.request.id, detail=result.detail, attempt=attempt)
             self._patience.sleep(max(wait, result.retry_after_ms / 1000))
+            self._retries += 1
             wait, attempt = min(wait * 2, _LONGEST_WAIT_S), attempt + 1
         detail = (result.detail or "refused") if result.outcome == "reject" else ""
         if detail:

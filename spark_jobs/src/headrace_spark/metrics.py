@@ -36,6 +36,7 @@ _HELP: Final = {
     "repeats": "rows without effect: their version or a higher one was there",
     "rows_refused": "rows that the store refused by a constraint",
     "requests": "requests to the sink",
+    "retries": "tries of a staged chunk, or of a request of a lane, after the first",
     "cost": "capacity units of the requests",
     "microbatches": "micro-batches committed",
     "offsets_lost": "offsets that were gone before they were read, accepted by --accept-loss",

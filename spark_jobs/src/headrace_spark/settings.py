@@ -55,6 +55,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     headroom: float = 0.0
     trigger_ms: int = 5000
     available_now: bool = False
+    min_offsets_per_trigger: int = 0
+    max_trigger_delay_ms: int = 0
     metrics_port: int | None = None
     max_corrupt_share: float = 0.5
     max_document_bytes: int = 8 * 1024 * 1024
@@ -85,6 +87,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def stage_cost_of(self) -> Cost:
         """The cost function of a staged chunk."""
         return cost(self.stage_cost, "stage_cost") if self.stage_cost else self.cost_of
+
+    @property
+    def speculates(self) -> bool:
+        """Whether Spark may start a twin of a slow task."""
+        return self.spark.get("spark.speculation", "false").lower() == "true"
 
     @property
     def task_tries(self) -> int:
@@ -161,6 +168,8 @@ def check(found: Settings) -> None:
         _dsn("sink", found.sink)
     if found.cost_of.call:
         found.cost_of.function()
+    waits = found.min_offsets_per_trigger >= 0 and found.max_trigger_delay_ms >= 0
+    _require(waits, "min_offsets_per_trigger", "and max_trigger_delay_ms must be at least 0")
     _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
     if found.path == "staged":
         _staged(found)
@@ -186,9 +195,8 @@ def _staged(found: Settings) -> None:
 
 def _options(found: Settings) -> None:
     kafka_clients.client(found.kafka, found.kafka_options)
-    speculation = str(found.spark.get("spark.speculation", "false")).lower() == "true"
     _require(
-        not speculation or found.allow_speculation,
+        not found.speculates or found.allow_speculation,
         "spark.speculation",
         "must be false, because a twin task spends twice (allow_speculation = true overrides)",
     )

@@ -137,6 +137,7 @@ class StagedWriter:
         counts.repeats = counts.rows - counts.inserted - counts.replaced - counts.rows_refused
         counts.dead_letters = by_reason(letters)
         counts.requests = sum(task.requests for task in tasks) + merge.slices
+        counts.retries = sum(task.retries for task in tasks)
         counts.cost = sum(task.cost for task in tasks) + self._spent
         return counts
 

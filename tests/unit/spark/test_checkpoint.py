@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace_core.errors import ConfigError
 from headrace_spark import checkpoint, exits
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
@@ -89,6 +90,14 @@ def test_a_checkpoint_that_is_whole_is_taken_and_listed(folder: Folder, capsys: 
         "offsets/6: not committed, in the ledger",
     ]
     assert said.err == ""
+
+
+def test_a_folder_that_cannot_hold_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    checkpoint.probe(tmp_path / "new" / "deep")
+    assert list((tmp_path / "new" / "deep").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        checkpoint.probe(tmp_path / "file")
 
 
 def hole(folder: Folder) -> None:

@@ -129,6 +129,7 @@ def test_the_same_request_again_and_never_the_next_one_before_it(bench: Bench) -
     counts = bench.write(found())
     assert [call[:2] for call in bench.calls[:4]] == [(first, 1), (first, 2), (first, 3), (second, 1)]
     assert bench.slept == [7.0, 1.0]
+    assert counts.retries == 2
     assert len(bench.pacer.costs) == counts.requests + 2, "every attempt is charged"
 
 

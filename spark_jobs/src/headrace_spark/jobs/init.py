@@ -37,6 +37,8 @@ expected_cost_per_record = 10.0       # until the ledger knows better
 
 # trigger_ms = 5000                   # 20000 or more where the capacity is the bound
 # available_now = false               # true: catch up and end
+# min_offsets_per_trigger = 0         # wait for so many records, against tiny micro-batches on quiet topics,
+# max_trigger_delay_ms = 0            # but not longer than this
 # metrics_port = 8083                 # /metrics, /healthz, /readyz; no server if absent
 
 # max_corrupt_share = 0.5             # more of a micro-batch refused: stop, exit code 5

@@ -87,6 +87,10 @@ def stream(spark: Any, settings: Settings, limit: int, partitions: int, *, accep
         "kafka.isolation.level": "read_committed",
         "maxOffsetsPerTrigger": str(limit),
     }
+    if settings.min_offsets_per_trigger:
+        options["minOffsetsPerTrigger"] = str(min(settings.min_offsets_per_trigger, limit))
+    if settings.max_trigger_delay_ms:
+        options["maxTriggerDelay"] = f"{settings.max_trigger_delay_ms}ms"
     if settings.mode == "keyed":  # in lanes a partition must not be torn apart
         options["minPartitions"] = str(max(partitions, spark.sparkContext.defaultParallelism))
     own = {f"kafka.{name}": value for name, value in kafka_clients.plain(settings.kafka_options).items()}

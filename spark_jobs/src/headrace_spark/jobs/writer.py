@@ -117,12 +117,15 @@ class _Job:
 def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False, accept_loss: bool = False) -> int:
     """Run the job until it ends or is told to stop; returns the exit code."""
     job = _Job(settings)
+    if settings.speculates:
+        _log.warning("speculation: a twin task spends capacity twice")
     try:
         job.ledger.prepare()
         folder = Path(settings.checkpoint).resolve()
         checkpoint.check(job.ledger.query(), folder, new_query=new_query, new_checkpoint=new_checkpoint)
         found = checkpoint.query_id(folder)
         checkpoint.whole(folder, job.ledger.newest(found) if found else None)
+        checkpoint.probe(folder)
         job.accepted = source.check(job.topics, job.ledger, folder, accept=accept_loss)
         job.way.prepare()
         _on_signals(job.stop)
