@@ -336,6 +336,11 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_bytes: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     share: Annotated[float, Meta(le=1, gt=0)] | UnsetType = UNSET
     headroom: Annotated[float, Meta(ge=0, le=0.5)] | UnsetType = UNSET
+    lease_store: str | UnsetType = UNSET
+    lease_token_file: str | UnsetType = UNSET
+    resource: str | UnsetType = UNSET
+    weight: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
+    factor: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET
     trigger_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     available_now: bool | UnsetType = UNSET
     min_offsets_per_trigger: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from headrace_core.capacity.protocol import MAX_PARTITIONS
 from headrace_core.errors import ConfigError
 from headrace_spark import kafka_clients
 from headrace_spark.database import is_postgres
@@ -21,7 +22,7 @@ CHUNK_ROWS: Final = 1000
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AT_LEAST_1 = (
     "capacity", "max", "max_bytes", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms",
-    "seen_retention_ms", "max_send_ms",
+    "seen_retention_ms", "max_send_ms", "weight",
 )  # fmt: skip
 
 
@@ -31,7 +32,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     takes a free port, and none means no server. `path`: "direct", or "staged" where sink and state are one PostgreSQL
     database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given.
     `mode` "lanes" keeps the order of time for a sink `call:module:function`; a request is tried again for
-    `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`)."""
+    `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store`
+    (`tcp://` with the token in a file, `postgresql://`, `redis://`): the capacity is that of `resource`, shared with
+    all that use it by `weight`; `factor` is what a leased partition is worth."""
 
     job: str
     kafka: str
@@ -53,6 +56,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_bytes: int = 4 * 1024 * 1024
     share: float = 1.0
     headroom: float = 0.0
+    lease_store: str = ""
+    lease_token_file: str = ""
+    resource: str = ""
+    weight: int = 1
+    factor: int = 0
     trigger_ms: int = 5000
     available_now: bool = False
     min_offsets_per_trigger: int = 0
@@ -87,6 +95,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def stage_cost_of(self) -> Cost:
         """The cost function of a staged chunk."""
         return cost(self.stage_cost, "stage_cost") if self.stage_cost else self.cost_of
+
+    @property
+    def partition_worth(self) -> int:
+        """Units per second of a leased partition: `factor`, or a twentieth of the capacity."""
+        return self.factor or -(-self.capacity // 20)
 
     @property
     def speculates(self) -> bool:
@@ -168,12 +181,24 @@ def check(found: Settings) -> None:
         _dsn("sink", found.sink)
     if found.cost_of.call:
         found.cost_of.function()
+    _leases(found)
     waits = found.min_offsets_per_trigger >= 0 and found.max_trigger_delay_ms >= 0
     _require(waits, "min_offsets_per_trigger", "and max_trigger_delay_ms must be at least 0")
     _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
     if found.path == "staged":
         _staged(found)
     _options(found)
+
+
+def _leases(found: Settings) -> None:
+    _require(found.factor >= 0, "factor", "must be at least 0")
+    if found.lease_store:
+        stores = ("tcp://", "postgresql://", "postgres://", "redis://", "rediss://")
+        _require(found.lease_store.startswith(stores), "lease_store", f"must begin with one of {', '.join(stores)}")
+        partitions = -(-found.capacity // found.partition_worth)
+        _require(
+            partitions <= MAX_PARTITIONS, "factor", f"makes {partitions} partitions, at most {MAX_PARTITIONS} may be"
+        )
 
 
 def _lanes(found: Settings) -> None:
@@ -190,7 +215,7 @@ def _staged(found: Settings) -> None:
     _require(not found.cost_of.call, "cost", "must not be call(...) on the staged path: the database merges the rows")
     _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.usable}")
     local = found.master.startswith(("local[", "local-cluster[")) or found.master == "local"
-    _require(local, "master", "must be local, because the staged path keeps the capacity on one host alone")
+    _require(local or found.lease_store, "master", "must be local on the staged path without a lease_store")
 
 
 def _options(found: Settings) -> None:
