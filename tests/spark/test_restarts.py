@@ -34,9 +34,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
 CAPACITY = 4000
 
 
-def staged(job: Callable[..., Job], database: str, **changes: Any) -> Job:
+def staged(job: Callable[..., Job], database: str, folder: Path | None = None, **changes: Any) -> Job:
     settings: dict[str, Any] = {"capacity": CAPACITY, "max": 100, "path": "staged", **changes}
-    return job(sink=database, state_dsn=database, **settings)
+    return job(folder, sink=database, state_dsn=database, **settings)
 
 
 def total(database: str, name: str) -> int:
