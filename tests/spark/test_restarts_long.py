@@ -229,8 +229,8 @@ def test_two_jobs_lease_one_capacity_and_workers_are_killed(
         until(lambda: workers(one), one)
         random.Random(1).choice(workers(one)).kill()
         time.sleep(1)
+    written = "SELECT value FROM hr_total WHERE job = %s AND name = 'records'"
     for name, process in (("writer", one), ("other", two)):
-        written = "SELECT value FROM hr_total WHERE job = %s AND name = 'records'"
         until(lambda name=name: query(database, written, name) == [(400,)], process, 900)
         assert process.terminate() == 0, process.log()[-4000:]
     assert rows(database) == 4000
