@@ -5,12 +5,14 @@ A start of Spark takes long, so the first test goes through several cases, one s
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
@@ -204,8 +206,14 @@ def test_what_must_not_be_started_is_refused(job: Callable[..., Job], database: 
     assert one.run() == 4
     assert f"{one.prefix}batches, partition 0: offsets 5 to 7, 3 of them" in one.log()
     assert rows(database) == 100
+    with psycopg.connect(database) as db:
+        db.execute("ALTER TABLE measurements ADD CHECK (value < 1000)")
+    guilty = document(700, [member(1, 1.0, "fine"), member(2, 5000.0, "guilty")])
+    produce(one, [guilty])
     assert one.run("--accept-loss") == 0, one.log()[-4000:]
-    assert rows(database) == 100 + (10 - 3) * 10 + 80
+    assert rows(database) == 100 + (10 - 3) * 10 + 80 + 1
+    [letter] = [json.loads(found.value()) for found in consume(one, "dead-letter", 1)]
+    assert (letter["reason"], letter["element"], letter["payload"]) == ("sink_rejected", 1, guilty.decode())
     assert query(database, "SELECT topic, kafka_partition, first_offset, last_offset FROM hr_gap") == [
         (f"{one.prefix}batches", 0, 5, 7)
     ]
@@ -215,4 +223,4 @@ def test_what_must_not_be_started_is_refused(job: Callable[..., Job], database: 
     make_again(one)
     assert one.run() == 4
     assert "another one than before" in one.log()
-    assert rows(database) == 250
+    assert rows(database) == 251

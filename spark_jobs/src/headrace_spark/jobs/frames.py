@@ -62,8 +62,11 @@ def stage(frame: Any, work: Work, pacing: Callable[[], Pacing]) -> list[TaskRepo
 
 def records(frame: Any, places: Sequence[Place]) -> list[Record]:
     """Read these records of the micro-batch again."""
-    wanted = ", ".join(f"('{topic}', {partition}, {offset})" for topic, partition, offset in sorted(set(places)))
-    rows = _chosen(frame.where(f"(topic, partition, offset) IN ({wanted})")).toArrow().to_pylist()
+    wanted = " OR ".join(
+        f"(topic = '{topic}' AND partition = {partition} AND offset = {offset})"
+        for topic, partition, offset in sorted(set(places))
+    )
+    rows = _chosen(frame.where(wanted)).toArrow().to_pylist()
     return [_record(row) for row in rows]
 
 
