@@ -22,6 +22,7 @@ from tests.support import postgres
 from tests.support.spark_job import (
     PARTITIONS,
     Job,
+    consume,
     documents,
     largest_window,
     produce,
