@@ -19,7 +19,7 @@ def job(tmp_path: Path, kafka: str, topic_prefix: str) -> Iterator[Callable[...,
     made: list[Job] = []
     create_topics(kafka, topic_prefix)
 
-    def make(folder: Path | None = None, **changes: Any) -> Job:
+    def make(folder: Path | None = None, /, **changes: Any) -> Job:
         folder = folder or tmp_path
         folder.mkdir(exist_ok=True)
         made.append(Job(folder, kafka, topic_prefix, **changes))

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
 CAPACITY = 4000
 
 
-def staged(job: Callable[..., Job], database: str, folder: Path | None = None, **changes: Any) -> Job:
+def staged(job: Callable[..., Job], database: str, folder: Path | None = None, /, **changes: Any) -> Job:
     settings: dict[str, Any] = {"capacity": CAPACITY, "max": 100, "path": "staged", **changes}
     return job(folder, sink=database, state_dsn=database, **settings)
 
@@ -124,7 +124,7 @@ def test_the_staged_path_through_a_chain_of_deaths(job: Callable[..., Job], data
     assert (spent(database), query(database, "SELECT * FROM hr_batch_ledger ORDER BY 2")) == (before, ledger)
 
     # case 13: a second driver on the same checkpoint; at most one goes on, and every row is there once
-    two = staged(job, database, folder=tmp_path / "second", checkpoint=one.settings["checkpoint"])
+    two = staged(job, database, tmp_path / "second", checkpoint=one.settings["checkpoint"])
     two.start()
     until(lambda: '"event": "started"' in two.log() or two.ended(), two, dead=True)
     produce(one, documents(20, 60))
