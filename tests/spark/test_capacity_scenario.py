@@ -20,7 +20,7 @@ from headrace_spark.transforms.measurements import measurements
 from headrace_spark.transforms.rows import highest, rows
 from tests.support.spark_job import Job, create_topics, documents, largest_window, produce, query
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(2400)]
 
 FOLDER = Path(os.environ.get("HEADRACE_VECTORS", Path(__file__).parents[1] / "vectors"))
 SCENARIOS: dict[str, dict[str, Any]] = {
@@ -53,11 +53,11 @@ def test_a_killed_task_and_a_driver_dead_before_the_commit_log_have_one_effect(
     produce(one, values, spread=tasks, topic=topic)
 
     one.start(environment={"HEADRACE_SPARK_FAULT": f"task:{batch}:{task}:{attempt},written:{batch}"})
-    assert one.wait(240) == -signal.SIGKILL, one.log()[-4000:]
+    assert one.wait() == -signal.SIGKILL, one.log()[-4000:]
     assert not (one.folder / "checkpoint" / "commits" / str(batch)).exists()
     before = query(database, "SELECT count(*), sum(cost) FROM hr_dispatch")
     one.start()
-    assert one.wait(240) == 0, one.log()[-4000:]
+    assert one.wait() == 0, one.log()[-4000:]
 
     expected = highest(row for value in values for row in rows(measurements(decode(value, 1_000_000))))
     stored = query(database, "SELECT source, metric, time_ms, value FROM measurements ORDER BY 1, 2, 3")

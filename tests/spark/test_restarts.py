@@ -33,7 +33,7 @@ from tests.support.spark_job import (
 )
 from tests.unit.spark.fakes import document, member
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(2400)]
 CAPACITY = 4000
 
 

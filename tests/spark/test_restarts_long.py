@@ -18,7 +18,7 @@ from tests.spark.test_restarts import delete_until, left, newest, rows, staged, 
 from tests.support import postgres
 from tests.support.spark_job import Job, documents, largest_window, produce, query, until
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
 def workers(one: Job) -> list[psutil.Process]:

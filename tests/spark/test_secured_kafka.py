@@ -15,7 +15,7 @@ from headrace.kafka import KafkaServer, free_port
 from headrace_spark import kafka_clients
 from tests.support.spark_job import Job, documents
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(2400)]
 LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="s3 cret"'
 
 

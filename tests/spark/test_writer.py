@@ -16,7 +16,7 @@ import pytest
 from tests.support.spark_job import Job, check_metrics, consume, documents, largest_window, produce, until, written
 from tests.unit.spark.fakes import document, member
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(1200)]
 
 
 def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: Callable[..., Job]) -> None:
@@ -52,7 +52,7 @@ def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: 
     assert one.wait() == 0
 
 
-@pytest.mark.timeout(600)  # six starts of Spark
+@pytest.mark.timeout(2400)  # six starts of Spark
 def test_killed_at_random_and_started_again_no_row_is_lost_or_doubled(job: Callable[..., Job]) -> None:
     one = job(trigger_ms=1000)
     dice = random.Random(7)

@@ -107,7 +107,7 @@ class Job:
         assert self.process is not None
         os.kill(self.process.pid, number)
 
-    def wait(self, seconds: float = 240) -> int:
+    def wait(self, seconds: float = 900) -> int:
         assert self.process is not None
         return self.process.wait(seconds)
 
@@ -144,7 +144,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def until(holds: Callable[[], Any], job: Job, seconds: float = 240, *, dead: bool = False) -> None:
+def until(holds: Callable[[], Any], job: Job, seconds: float = 900, *, dead: bool = False) -> None:
     """Wait for a condition; fail with the job's log if it does not come, or if the process ended (unless `dead`)."""
     deadline = time.monotonic() + seconds
     while not holds():
