@@ -57,7 +57,8 @@ def away(url: str) -> Iterator[None]:
     """The server is down inside."""
     with psycopg.connect(url) as db:
         [data] = db.execute("SHOW data_directory").fetchone() or [""]
-    options = shlex.split((Path(data) / "postmaster.opts").read_text())[1:]
+    started = shlex.split((Path(data) / "postmaster.opts").read_text())
+    options = started[started.index("-p") :]  # behind the folder, which pg_ctl names itself
     _control(data, "stop")
     try:
         yield
