@@ -45,9 +45,7 @@ def test_processes_that_are_killed_and_started_again_keep_to_one_capacity(tmp_pa
         one.join(60)
         assert one.exitcode == 0
     out = sorted(tuple(map(int, line.split())) for line in log.read_text().splitlines())
-    assert 0 < largest_window(out) <= 500
-    seconds = (out[-1][0] - out[0][0]) / SECOND_NS
-    assert sum(cost for _, cost in out) >= 0.8 * 500 * seconds - 500
+    assert 0.8 * 500 <= largest_window(out) <= 500
 
 
 def free(path: Path) -> bool:
