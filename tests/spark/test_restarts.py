@@ -111,6 +111,7 @@ def test_the_staged_path_through_a_chain_of_deaths(job: Callable[..., Job], data
     until(lambda: total(database, "records") == 65, one)
     produce(one, [twice])
     until(lambda: total(database, "records") == 66, one)
+    until(lambda: newest(one, "commits") == newest(one, "offsets"), one)  # Spark's commit log comes after the ledger
     assert one.terminate() == 0, one.log()[-4000:]
     assert (total(database, "documents"), total(database, "documents_repeated")) == (61, 5)
     assert (rows(database), total(database, "inserted"), left(database)) == (601, 601, 0)
