@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psycopg
 
 from headrace.kafka import free_port
 
@@ -76,3 +79,32 @@ def running(options: str = "") -> Iterator[Server]:
             stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def away(url: str) -> Iterator[None]:
+    """The server is down inside."""
+    with psycopg.connect(url) as db:
+        [data] = db.execute("SHOW data_directory").fetchone() or [""]
+    started = shlex.split((Path(data) / "postmaster.opts").read_text())
+    options = started[started.index("-p") :]  # behind the folder, which pg_ctl names itself
+    _control(data, "stop")
+    try:
+        yield
+    finally:
+        _control(data, "-o", shlex.join(options), "start")
+
+
+def _control(data: str, *what: str) -> None:
+    where = binaries()
+    assert where is not None
+    command = [str(where / "pg_ctl"), "-D", data, "-w", "-m", "immediate", "-l", f"{Path(data).parent}/log", *what]
+    user = {"user": "postgres"} if os.geteuid() == 0 else {}
+    subprocess.run(command, check=True, cwd=Path(data).parent, stdout=subprocess.DEVNULL, **user)
+
+
+def crash(url: str) -> None:
+    """End the server at once, as a crash does, and start it again: it recovers, and unlogged tables are empty."""
+    with psycopg.connect(url) as db:
+        [data] = db.execute("SHOW data_directory").fetchone() or [""]
+    _control(data, "restart")

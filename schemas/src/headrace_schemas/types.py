@@ -319,7 +319,7 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     job: Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     kafka: Annotated[str, Meta(min_length=1)]
     checkpoint: Annotated[str, Meta(min_length=1)]
-    sink: Annotated[str, Meta(pattern="^(sqlite:///|postgres(ql)?://)")]
+    sink: Annotated[str, Meta(pattern="^(sqlite:///|postgres(ql)?://|call:)")]
     state_dsn: Annotated[str, Meta(pattern="^(sqlite:///|postgres(ql)?://)")]
     capacity: Annotated[int, Meta(ge=1, le=9223372036854775807)]
     cost: Annotated[str, Meta(min_length=1)]
@@ -327,11 +327,24 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prefix: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]*$")] | UnsetType = UNSET
     topics: list[Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,249}$")]] | UnsetType = UNSET
     table: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,62}$")] | UnsetType = UNSET
+    path: Any | UnsetType = UNSET
+    stage_cost: str | UnsetType = UNSET
+    mode: Any | UnsetType = UNSET
+    max_send_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
+    on_reject: Any | UnsetType = UNSET
     max: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
+    max_bytes: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     share: Annotated[float, Meta(le=1, gt=0)] | UnsetType = UNSET
     headroom: Annotated[float, Meta(ge=0, le=0.5)] | UnsetType = UNSET
+    lease_store: str | UnsetType = UNSET
+    lease_token_file: str | UnsetType = UNSET
+    resource: str | UnsetType = UNSET
+    weight: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
+    factor: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET
     trigger_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     available_now: bool | UnsetType = UNSET
+    min_offsets_per_trigger: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET
+    max_trigger_delay_ms: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] | UnsetType = UNSET
     max_corrupt_share: Annotated[float, Meta(le=1, gt=0)] | UnsetType = UNSET
     max_document_bytes: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET

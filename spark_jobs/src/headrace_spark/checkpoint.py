@@ -1,11 +1,29 @@
-"""Is this checkpoint the one the job wrote with? (spark-writer.md 10, cases 4 and 6)"""
+"""Is this checkpoint the one the job wrote with, and is it whole? (spark-writer.md 10, cases 4 to 6)
+
+Theory: Spark's checkpoint holds the query id (`metadata`), what each micro-batch read (`offsets/`, one file for each
+batch id, the oldest are removed) and which of them ended (`commits/`). The ledger holds what was written, by query id
+and batch id. A start is safe if the query id is the job's, `offsets/` has no hole and can be read, and goes as far as
+the ledger. Else a batch id would be used for other records, and the ledger would skip them.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import msgspec
+
+from headrace_core.errors import ConfigError
 from headrace_spark.exits import CheckpointRefused
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A batch id in `offsets/`. `problem` is empty if the file can be read; `committed`: Spark's commit log has it."""
+
+    batch_id: int
+    problem: str
+    committed: bool
 
 
 def query_id(checkpoint: Path) -> str | None:
@@ -17,7 +35,30 @@ def query_id(checkpoint: Path) -> str | None:
     try:
         return str(json.loads(file.read_text(encoding="utf-8"))["id"])
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise CheckpointRefused(f"{file} cannot be read ({error}); restore it, or start with --new-query") from None
+        raise CheckpointRefused(
+            f"{file} cannot be read ({error}): restore it with `headrace checkpoint repair`, or remove it and start"
+            " with --new-query"
+        ) from None
+
+
+def probe(checkpoint: Path) -> None:
+    """Test that the folder can be written, that a file is created by one process alone, and that renaming replaces
+    (spark-writer.md 12). Raises `ConfigError`."""
+    one, two = checkpoint / ".headrace-probe", checkpoint / ".headrace-probe.new"
+    try:
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        for file in (one, two):
+            file.unlink(missing_ok=True)
+            file.touch(exist_ok=False)
+        try:
+            one.touch(exist_ok=False)
+        except FileExistsError:
+            two.replace(one)
+        else:
+            raise ConfigError("checkpoint", f"{checkpoint}: a file can be created twice, so it must not be used")
+        one.unlink()
+    except OSError as error:
+        raise ConfigError("checkpoint", f"{checkpoint} cannot be used: {error}") from None
 
 
 def check(known: tuple[str, str] | None, checkpoint: Path, *, new_query: bool, new_checkpoint: bool) -> None:
@@ -35,6 +76,103 @@ def check(known: tuple[str, str] | None, checkpoint: Path, *, new_query: bool, n
     if found != wrote and not (new_query or new_checkpoint):
         state = "is missing" if found is None else f"names the query {found}"
         raise CheckpointRefused(
-            f"{checkpoint}/metadata {state}, but this job wrote as the query {wrote}: restore it, or accept a new query"
-            " with --new-query"
+            f"{checkpoint}/metadata {state}, but this job wrote as the query {wrote}: restore it with"
+            " `headrace checkpoint repair`, or accept a new query with --new-query"
         )
+
+
+def whole(checkpoint: Path, written: int | None) -> None:
+    """Check that `offsets/` can be read, has no hole, and goes as far as the ledger, whose newest batch id of this
+    query is `written`. Raises `CheckpointRefused`."""
+    found = problems(checkpoint, written)
+    if found:
+        raise CheckpointRefused(
+            f"{checkpoint}: {'; '.join(found)}: `headrace checkpoint doctor` lists the files; restore the folder, or"
+            " start anew with another one and --new-checkpoint"
+        )
+
+
+def problems(checkpoint: Path, written: int | None) -> list[str]:
+    """What is wrong, in words; empty if nothing is."""
+    entries = examine(checkpoint)
+    found = [f"offsets/{one.batch_id} {one.problem}" for one in entries if one.problem]
+    newest = entries[-1].batch_id if entries else -1
+    ended = max(_numbered(checkpoint / "commits"), default=-1)
+    if ended > newest:
+        found.append(f"commits/ goes to {ended}, but offsets/ to {newest}")
+    if written is not None and written > newest:
+        found.append(f"the ledger has micro-batch {written}, but offsets/ goes to {newest}")
+    return found
+
+
+def examine(checkpoint: Path) -> list[Entry]:
+    """Every batch id from the oldest to the newest in `offsets/`."""
+    files, ended = _numbered(checkpoint / "offsets"), _numbered(checkpoint / "commits")
+    if not files:
+        return []
+    return [
+        Entry(number, _problem(files[number]) if number in files else "is missing", number in ended)
+        for number in range(min(files), max(files) + 1)
+    ]
+
+
+def restore(checkpoint: Path, known: tuple[str, str] | None, written: int | None) -> str:
+    """Write the query id that the state store knows into `metadata`; returns it. Raises `CheckpointRefused` if the
+    folder is not the job's, has another query id, or lacks what the ledger has."""
+    if known is None:
+        raise CheckpointRefused("the state store does not know this job: there is nothing to restore")
+    wrote, folder = known
+    if Path(folder) != checkpoint:
+        raise CheckpointRefused(f"this job wrote with the checkpoint {folder}, not {checkpoint}")
+    try:
+        found = query_id(checkpoint)
+    except CheckpointRefused:
+        found = None
+    if found not in (None, wrote):
+        raise CheckpointRefused(f"{checkpoint}/metadata names the query {found}; it is not missing, so it stays")
+    whole(checkpoint, written)
+    if found is None:
+        (checkpoint / ".metadata.crc").unlink(missing_ok=True)
+        scratch = checkpoint / ".metadata.restored"
+        scratch.write_text(json.dumps({"id": wrote}), encoding="utf-8")
+        os.replace(scratch, checkpoint / "metadata")
+    return wrote
+
+
+def remove_newest(checkpoint: Path, written: int | None) -> int:
+    """Remove the newest entry of `offsets/`, if it was never committed; returns its batch id. Raises
+    `CheckpointRefused`."""
+    entries = examine(checkpoint)
+    if not entries:
+        raise CheckpointRefused(f"{checkpoint}/offsets has no entry")
+    newest = entries[-1]
+    if newest.committed or (written is not None and written >= newest.batch_id):
+        where = "Spark's commit log" if newest.committed else "the ledger"
+        raise CheckpointRefused(f"offsets/{newest.batch_id} was committed: {where} has it, so it stays")
+    folder = checkpoint / "offsets"
+    (folder / str(newest.batch_id)).unlink()
+    (folder / f".{newest.batch_id}.crc").unlink(missing_ok=True)
+    return newest.batch_id
+
+
+def _numbered(folder: Path) -> dict[int, Path]:
+    if not folder.is_dir():
+        return {}
+    return {int(file.name): file for file in folder.iterdir() if file.name.isdigit()}
+
+
+def _problem(file: Path) -> str:
+    """An entry is a line with the version, one of metadata, and one for each source; the last three are JSON or `-`."""
+    raw = file.read_bytes()
+    if not raw:
+        return "is empty"
+    lines = raw.decode("utf-8", "replace").splitlines()
+    if len(lines) < 3 or not lines[0].startswith("v"):
+        return "is cut"
+    try:
+        for line in lines[1:]:
+            if line != "-":
+                json.loads(line)
+    except ValueError:
+        return "is cut"
+    return ""

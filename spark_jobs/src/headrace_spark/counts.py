@@ -3,8 +3,8 @@
 For everything that the writer committed:
   records  = ticks + rejected + documents + documents_repeated
   members  = members_taken + members_rejected          (of documents; a repeated document counts in its own numbers)
-  rows     = inserted + replaced + repeats             (rows of the members taken)
-  dead letters = rejected + members_rejected = sum over the reasons
+  rows     = inserted + replaced + repeats + rows_refused   (rows of the members taken)
+  dead letters = rejected + members_rejected + letters of refused rows (one a member) = sum over the reasons
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ NAMES = (
     "inserted",
     "replaced",
     "repeats",
+    "rows_refused",
     "requests",
+    "retries",
     "cost",
     "microbatches",
+    "offsets_lost",
 )
 
 
@@ -51,9 +54,12 @@ class Counts(msgspec.Struct):
     inserted: int = 0
     replaced: int = 0
     repeats: int = 0
+    rows_refused: int = 0
     requests: int = 0
+    retries: int = 0
     cost: int = 0
     microbatches: int = 0
+    offsets_lost: int = 0
     dead_letters: dict[str, int] = {}
 
     def items(self) -> dict[str, int]:

@@ -27,6 +27,12 @@ class CorruptInput(HeadraceError):
     code = "corrupt_input"
 
 
+class Rejection(HeadraceError):
+    """The destination refused the content of a request, and the job is to stop then (`on_reject = "stop"`)."""
+
+    code = "sink_rejected"
+
+
 class Stopping(HeadraceError):
     """The job was told to stop before this micro-batch began; it stays uncommitted."""
 
@@ -36,5 +42,7 @@ class Stopping(HeadraceError):
 
 def of_message(message: str) -> int:
     """The exit code for an error that only Spark's text describes."""
+    if "headrace_spark.sinks.port.SinkDown" in message:  # a task gave up
+        return SINK_DOWN
     lost = ("KAFKA_DATA_LOSS", "failOnDataLoss", "Some data may have been lost")
     return DATA_LOSS if any(mark in message for mark in lost) else FAILURE

@@ -9,7 +9,7 @@ when?" (monotonic ns, cost, rows), the evidence for the capacity limit.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from headrace_spark.counts import Counts, from_items
@@ -26,6 +26,13 @@ _TABLES: Final = (
     " PRIMARY KEY (job, name))",
     "CREATE TABLE IF NOT EXISTS hr_seen (job TEXT NOT NULL, id TEXT NOT NULL, seen_at BIGINT NOT NULL,"
     " PRIMARY KEY (job, id))",
+    "CREATE TABLE IF NOT EXISTS hr_sent (query_id TEXT NOT NULL, batch_id BIGINT NOT NULL, request_id TEXT NOT NULL,"
+    " refused TEXT NOT NULL, PRIMARY KEY (query_id, batch_id, request_id))",
+    "CREATE TABLE IF NOT EXISTS hr_topic (job TEXT NOT NULL, topic TEXT NOT NULL, topic_id TEXT NOT NULL,"
+    " PRIMARY KEY (job, topic))",
+    "CREATE TABLE IF NOT EXISTS hr_gap (job TEXT NOT NULL, topic TEXT NOT NULL, kafka_partition BIGINT NOT NULL,"
+    " first_offset BIGINT NOT NULL, last_offset BIGINT NOT NULL, accepted_at BIGINT NOT NULL,"
+    " PRIMARY KEY (job, topic, kafka_partition, first_offset))",
     "CREATE TABLE IF NOT EXISTS hr_dispatch (at_ns BIGINT NOT NULL, cost BIGINT NOT NULL, rows BIGINT NOT NULL)",
     "CREATE INDEX IF NOT EXISTS hr_dispatch_at ON hr_dispatch (at_ns)",
 )
@@ -70,30 +77,97 @@ class Ledger:
             )
         return bool(found)
 
+    def sent(self, batch: Batch) -> dict[str, str]:
+        """The requests of this micro-batch that were answered for good, with why their content was refused, or an empty
+        text."""
+        query = "SELECT request_id, refused FROM hr_sent WHERE query_id = ? AND batch_id = ?"
+        with self._database.transaction() as at:
+            return dict(at.rows(query, (batch.query_id, batch.batch_id)))
+
+    def record_sent(self, batch: Batch, request_id: str, refused: str) -> None:
+        """This request was answered for good; kept until the micro-batch is committed."""
+        with self._database.transaction() as at:
+            at.run(
+                "INSERT INTO hr_sent (query_id, batch_id, request_id, refused) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT DO NOTHING",
+                (batch.query_id, batch.batch_id, request_id, refused),
+            )
+
+    def topics(self) -> dict[str, str]:
+        """The id that each topic had at the latest start."""
+        with self._database.transaction() as at:
+            return dict(at.rows("SELECT topic, topic_id FROM hr_topic WHERE job = ?", (self._job,)))
+
+    def remember_topics(self, ids: Mapping[str, str]) -> None:
+        """From now on the topics have these ids."""
+        with self._database.transaction() as at:
+            at.many(
+                "INSERT INTO hr_topic (job, topic, topic_id) VALUES (?, ?, ?) ON CONFLICT (job, topic)"
+                " DO UPDATE SET topic_id = excluded.topic_id",
+                [(self._job, topic, topic_id) for topic, topic_id in sorted(ids.items())],
+            )
+
+    def accept(self, topic: str, partition: int, first: int, last: int, now_ms: int) -> None:
+        """Record offsets that are lost, and count them; harmless when repeated."""
+        with self._database.transaction() as at:
+            new = at.run(
+                "INSERT INTO hr_gap (job, topic, kafka_partition, first_offset, last_offset, accepted_at)"
+                " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (self._job, topic, partition, first, last, now_ms),
+            )
+            if new:
+                self._add(at, Counts(offsets_lost=last - first + 1), [], now_ms)
+
+    def newest(self, query_id: str) -> int | None:
+        """The highest batch id that this query committed, None if there is none."""
+        with self._database.transaction() as at:
+            found = at.rows("SELECT max(batch_id) FROM hr_batch_ledger WHERE query_id = ?", (query_id,))[0][0]
+        return None if found is None else int(found)
+
     def seen(self, ids: Collection[str]) -> set[str]:
         """Those of the document ids that an earlier micro-batch wrote."""
-        wanted, found = list(ids), set()
         with self._database.transaction() as at:
-            for start in range(0, len(wanted), _CHUNK):
-                part = wanted[start : start + _CHUNK]
-                marks = ", ".join("?" * len(part))
-                query = f"SELECT id FROM hr_seen WHERE job = ? AND id IN ({marks})"
-                found |= {row[0] for row in at.rows(query, (self._job, *part))}
+            return self.seen_in(at, ids)
+
+    def seen_in(self, at: Transaction, ids: Collection[str]) -> set[str]:
+        """`seen`, inside a transaction of the caller."""
+        wanted, found = list(ids), set()
+        for start in range(0, len(wanted), _CHUNK):
+            part = wanted[start : start + _CHUNK]
+            marks = ", ".join("?" * len(part))
+            query = f"SELECT id FROM hr_seen WHERE job = ? AND id IN ({marks})"
+            found |= {row[0] for row in at.rows(query, (self._job, *part))}
         return found
 
     def commit(self, batch: Batch, counts: Counts, ids: Collection[str], now_ms: int) -> bool:
         """Write the ledger row, the ids and the totals in one transaction; False if the row stood already.
         `now_ms` is the wall clock, for people and for the retention of the ids."""
         with self._database.transaction() as at:
-            numbers = (counts.records, counts.rows, counts.cost, now_ms)
-            new = at.run(
-                "INSERT INTO hr_batch_ledger (query_id, batch_id, job, records, rows, cost, committed_at)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (query_id, batch_id) DO NOTHING",
-                (batch.query_id, batch.batch_id, self._job, *numbers),
-            )
+            new = self.enter(at, batch)
             if new:
-                self._add(at, counts, ids, now_ms)
-        return bool(new)
+                self.finish(at, batch, counts, ids, now_ms)
+        return new
+
+    def enter(self, at: Transaction, batch: Batch) -> bool:
+        """Write the ledger row, still without its numbers, in a transaction of the caller; False if it stood already.
+        Waits for another transaction that writes the same row."""
+        return bool(
+            at.run(
+                "INSERT INTO hr_batch_ledger (query_id, batch_id, job, records, rows, cost, committed_at)"
+                " VALUES (?, ?, ?, 0, 0, 0, 0) ON CONFLICT (query_id, batch_id) DO NOTHING",
+                (batch.query_id, batch.batch_id, self._job),
+            )
+        )
+
+    def finish(self, at: Transaction, batch: Batch, counts: Counts, ids: Collection[str], now_ms: int) -> None:
+        """Complete the ledger row, the ids and the totals, in the transaction that wrote the row."""
+        at.run(
+            "UPDATE hr_batch_ledger SET records = ?, rows = ?, cost = ?, committed_at = ?"
+            " WHERE query_id = ? AND batch_id = ?",
+            (counts.records, counts.rows, counts.cost, now_ms, batch.query_id, batch.batch_id),
+        )
+        at.run("DELETE FROM hr_sent WHERE query_id = ? AND batch_id = ?", (batch.query_id, batch.batch_id))
+        self._add(at, counts, ids, now_ms)
 
     def totals(self) -> Counts:
         """Everything this job ever committed."""

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headrace_spark.counts import NAMES, Counts
+from headrace_spark.observed import PREFIX, Observed
 
-PREFIX: Final = "headrace_spark_"
 _HELP: Final = {
     "records": "Kafka records read",
     "ticks": "tick and flush records, skipped",
@@ -34,9 +34,12 @@ _HELP: Final = {
     "inserted": "rows that are new in the sink",
     "replaced": "rows that replaced a lower version",
     "repeats": "rows without effect: their version or a higher one was there",
+    "rows_refused": "rows that the store refused by a constraint",
     "requests": "requests to the sink",
+    "retries": "tries of a staged chunk, or of a request of a lane, after the first",
     "cost": "capacity units of the requests",
     "microbatches": "micro-batches committed",
+    "offsets_lost": "offsets that were gone before they were read, accepted by --accept-loss",
 }
 
 
@@ -53,6 +56,12 @@ class Progress:
         self.ledger_hits = 0
         self.batch_id = -1
         self.batch_seconds = 0.0
+        self.restarts = 0
+        self.observed = Observed()
+
+    def observe(self, found: Observed) -> None:
+        """What Spark tells of the latest micro-batch."""
+        self.observed = found
 
     def begin(self, batch_id: int) -> None:
         """A micro-batch begins."""
@@ -99,12 +108,14 @@ class Collector:
         yield letters
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
+        yield from self._progress.observed.collect()
 
     def _gauges(self) -> list[tuple[str, str, float]]:
         progress = self._progress
         return [
             ("up", "1 as long as the process answers", 1),
             ("ledger_hits", "micro-batches of this process that the ledger had already", progress.ledger_hits),
+            ("restarts", "starts of the query in this process after the first", progress.restarts),
             ("batch_id", "the latest micro-batch", progress.batch_id),
             ("batch_seconds", "how long the latest micro-batch took", progress.batch_seconds),
             ("target_rate", "units per second that may be used", self._capacity),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from confluent_kafka import KafkaError, Message, Producer
@@ -27,14 +27,15 @@ class Outbox(Protocol):
 
 
 class KafkaOutbox:
-    """`topic` gets the letters; `timeout_s` bounds the wait for the acknowledgements of one call."""
+    """`client` is how a client connects, `topic` gets the letters; `timeout_s` bounds the wait for the acknowledgements
+    of one call."""
 
-    def __init__(self, bootstrap: str, topic: str, timeout_s: float = 60.0) -> None:
+    def __init__(self, client: Mapping[str, str], topic: str, timeout_s: float = 60.0) -> None:
         self._topic = topic
         self._timeout_s = timeout_s
         self._producer = Producer(
             {
-                "bootstrap.servers": bootstrap,
+                **client,
                 "acks": "all",
                 "enable.idempotence": True,
                 "partitioner": "murmur2_random",

@@ -4,8 +4,8 @@ Theory: the driver sends every request of the job, one at a time, through one ba
 bounds them all. A request is one operation, not batchable (spark-writer.md 4). The moment of dispatch that is recorded
 is the very clock reading that the batcher's ledger got for this dispatch, so the record shows what the rule saw.
 
-A process that starts does not know what its predecessor sent just before a kill -9, so for one second nothing goes out
-(the quarantine of capacity.md 13, in one process).
+With a fixed resource, a process that starts does not know what its predecessor sent just before a kill -9, so for one
+second nothing goes out (the quarantine of capacity.md 13, in one process). A lease store knows, and waits itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from headrace_core.capacity.batcher import Batcher
 from headrace_core.capacity.operation import Batch, Operation, Watcher
-from headrace_core.capacity.resources import ProvisionedResource
+from headrace_core.capacity.resources import Resource
 
 SECOND_NS: Final = 1_000_000_000
 FLUSH_INTERVAL_MS: Final = 25  # the Spark preset
@@ -39,16 +39,17 @@ class Pacing(Protocol):
 
 
 class Pacer:
-    """Strict pacing for one caller at a time. `capacity` in units per second, `headroom` the part left unused. Raises
-    `CapacityConfig` for a wrong value; `stop` ends its threads."""
+    """Strict pacing for one caller at a time. `limiter` is a fixed resource or a leased one, `headroom` the part left
+    unused; `quarantine`: nothing goes out for a second, where no store knows what went out before. Raises
+    `CapacityConfig` for a wrong value, `LeaseStoreUnavailable`; `stop` ends its threads."""
 
-    def __init__(self, capacity: int, headroom: float = 0.0) -> None:
+    def __init__(self, limiter: Resource, headroom: float = 0.0, *, quarantine: bool = True) -> None:
         self._last = threading.local()
-        self._free_ns = time.monotonic_ns() + SECOND_NS
+        self._free_ns = time.monotonic_ns() + (SECOND_NS if quarantine else 0)
         self._sent: deque[tuple[int, int]] = deque()
         self._watcher = Watcher(self._dispatched, on_error=_failed)
         self._batcher = Batcher(
-            ProvisionedResource(capacity),
+            limiter,
             clock=self._clock,
             flush_interval_ms=FLUSH_INTERVAL_MS,
             max_concurrent_batches=1,

@@ -12,11 +12,21 @@ from collections.abc import Iterable
 import msgspec
 
 from headrace_spark.counts import Counts
+from headrace_spark.transforms.costs import Cost
 from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, of_report
 from headrace_spark.transforms.records import Report
-from headrace_spark.transforms.rows import Cost, Request, Row, highest, requests, rows
+from headrace_spark.transforms.rows import Bounds, Request, Row, highest, requests, rows
 
 BREAKER_ROWS = 100
+
+
+class Sifted(msgspec.Struct, frozen=True):
+    """Reports without what was seen before: those that have an effect, in order, with their dead letters and ids."""
+
+    fresh: list[Report]
+    letters: list[DeadLetter]
+    ids: set[str]
+    counts: Counts
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -28,27 +38,35 @@ class Plan(msgspec.Struct, frozen=True):
     counts: Counts
 
 
-def plan(reports: Iterable[Report], seen: set[str], job: str, cost: Cost, size: int) -> Plan:
-    """Plan one micro-batch. `seen` holds the document ids that earlier micro-batches wrote; `size` is the most rows of
-    a request."""
+def sift(reports: Iterable[Report], seen: set[str], job: str) -> Sifted:
+    """Leave out the documents in `seen`, and those that come twice here. `counts.rows` is not set."""
     counts = Counts(microbatches=1)
-    found: list[Row] = []
+    fresh: list[Report] = []
     letters: list[DeadLetter] = []
     ids: set[str] = set()
     for one in sorted(reports, key=lambda report: report.place):
         if _fresh(one, counts, seen, ids):
             letters += of_report(one, job)
+            fresh.append(one)
             if one.taken is not None:
                 ids.add(one.taken.id)
-                found += rows(one.taken)
+    counts.dead_letters = by_reason(letters)
+    return Sifted(fresh, letters, ids, counts)
+
+
+def plan(reports: Iterable[Report], seen: set[str], job: str, cost: Cost, bounds: Bounds) -> Plan:
+    """Plan one micro-batch. `seen` holds the document ids that earlier micro-batches wrote; `bounds` are those
+    of a request."""
+    sifted = sift(reports, seen, job)
+    counts = sifted.counts
+    found: list[Row] = [row for one in sifted.fresh if one.taken is not None for row in rows(one.taken)]
     kept = highest(found)
-    cut = requests(kept, cost, size)
+    cut = requests(kept, cost.of, bounds)
     counts.rows = len(found)
     counts.repeats = len(found) - len(kept)
     counts.requests = len(cut)
     counts.cost = sum(request.cost for request in cut)
-    counts.dead_letters = by_reason(letters)
-    return Plan(cut, letters, ids, counts)
+    return Plan(cut, sifted.letters, sifted.ids, counts)
 
 
 def corrupt(reports: Iterable[Report], share: float) -> bool:

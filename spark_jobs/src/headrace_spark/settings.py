@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 
+from headrace_core.capacity.protocol import MAX_PARTITIONS
 from headrace_core.errors import ConfigError
+from headrace_spark import kafka_clients
 from headrace_spark.database import is_postgres
-from headrace_spark.transforms.rows import Cost, cost
+from headrace_spark.transforms.costs import Cost, Dearest, cost
+from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+CHUNK_ROWS: Final = 1000
+"""Most rows of a COPY (spark-writer.md 4)."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AT_LEAST_1 = (
-    "capacity", "max", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms", "seen_retention_ms",
+    "capacity", "max", "max_bytes", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms",
+    "seen_retention_ms", "max_send_ms", "weight",
 )  # fmt: skip
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Times in ms. `capacity` in units per second; `share` is the job's expected part of it; `max` is the most rows of
-    a request; `topics` defaults to `<prefix>batches`; `metrics_port` 0 takes a free port, and none means no server."""
+    """Times in ms. `capacity` in units per second; `share` is the job's expected part of it. `max` is the most rows of
+    a request, `max_bytes` the most bytes of their values; `topics` defaults to `<prefix>batches`; `metrics_port` 0
+    takes a free port, and none means no server. `path`: "direct", or "staged" where sink and state are one PostgreSQL
+    database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given.
+    `mode` "lanes" keeps the order of time for a sink `call:module:function`; a request is tried again for
+    `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store`
+    (`tcp://` with the token in a file, `postgresql://`, `redis://`): the capacity is that of `resource`, shared with
+    all that use it by `weight`; `factor` is what a leased partition is worth."""
 
     job: str
     kafka: str
@@ -35,11 +47,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     prefix: str = "headrace."
     topics: list[str] = []
     table: str = "measurements"
+    path: Literal["direct", "staged"] = "direct"
+    stage_cost: str = ""
+    mode: Literal["keyed", "lanes"] = "keyed"
+    max_send_ms: int = 60_000
+    on_reject: Literal["park", "stop"] = "park"
     max: int = 500
+    max_bytes: int = 4 * 1024 * 1024
     share: float = 1.0
     headroom: float = 0.0
+    lease_store: str = ""
+    lease_token_file: str = ""
+    resource: str = ""
+    weight: int = 1
+    factor: int = 0
     trigger_ms: int = 5000
     available_now: bool = False
+    min_offsets_per_trigger: int = 0
+    max_trigger_delay_ms: int = 0
     metrics_port: int | None = None
     max_corrupt_share: float = 0.5
     max_document_bytes: int = 8 * 1024 * 1024
@@ -47,7 +72,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sink_down_max_ms: int = 600_000
     seen_retention_ms: int = 7 * 86_400_000
     allow_speculation: bool = False
-    master: str = "local[2]"
+    master: str = "local[2,4]"
     spark: dict[str, str] = {}
     kafka_options: dict[str, str] = {}
 
@@ -67,6 +92,35 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return cost(self.cost)
 
     @property
+    def stage_cost_of(self) -> Cost:
+        """The cost function of a staged chunk."""
+        return cost(self.stage_cost, "stage_cost") if self.stage_cost else self.cost_of
+
+    @property
+    def partition_worth(self) -> int:
+        """Units per second of a leased partition: `factor`, or a twentieth of the capacity."""
+        return self.factor or -(-self.capacity // 20)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether Spark may start a twin of a slow task."""
+        return self.spark.get("spark.speculation", "false").lower() == "true"
+
+    @property
+    def task_tries(self) -> int:
+        """How often Spark tries a task: the second number of `local[tasks,tries]`, 1 without it, and elsewhere
+        `spark.task.maxFailures`."""
+        inside = re.fullmatch(r"local(?:\[[^,\]]*(?:,\s*(\d+))?\])?", self.master)
+        return int(inside[1] or 1) if inside else int(self.spark.get("spark.task.maxFailures", "4"))
+
+    @property
+    def chunk_rows(self) -> int:
+        """Most rows of a staged chunk: 1,000, `max`, or fewer if the capacity takes fewer."""
+        largest = self.stage_cost_of.largest(self.usable)
+        most = min(CHUNK_ROWS, self.max)
+        return most if largest < 0 else min(most, largest)
+
+    @property
     def usable(self) -> int:
         """Units per second after headroom."""
         return self.capacity * (1000 - round(self.headroom * 1000)) // 1000
@@ -76,6 +130,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """Most rows of one request: `max`, or fewer if the capacity takes fewer."""
         largest = self.cost_of.largest(self.usable)
         return self.max if largest < 0 else min(self.max, largest)
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of one request."""
+        return Bounds(self.request_rows, self.max_bytes, self.usable)
+
+    @property
+    def chunk_bounds(self) -> Bounds:
+        """Of one staged chunk."""
+        return Bounds(self.chunk_rows, self.max_bytes, self.usable)
+
+    @property
+    def dearest(self) -> Dearest | None:
+        """What a single row may cost; None if all cost the same, and the job was checked to fit one."""
+        costs = [self.cost_of, self.stage_cost_of] if self.path == "staged" else [self.cost_of]
+        return Dearest(costs, self.usable) if any(one.varies for one in costs) else None
 
 
 def load(path: Path) -> Settings:
@@ -104,18 +174,54 @@ def check(found: Settings) -> None:
     _require(0 < found.share <= 1, "share", "must be above 0 and at most 1")
     _require(0 <= found.headroom <= 0.5, "headroom", "must be from 0 to 0.5")
     _require(0 < found.max_corrupt_share <= 1, "max_corrupt_share", "must be above 0 and at most 1")
-    for field in ("sink", "state_dsn"):
-        _dsn(field, getattr(found, field))
+    _dsn("state_dsn", found.state_dsn)
+    if found.mode == "lanes":
+        _lanes(found)
+    else:
+        _dsn("sink", found.sink)
+    if found.cost_of.call:
+        found.cost_of.function()
+    _leases(found)
+    waits = found.min_offsets_per_trigger >= 0 and found.max_trigger_delay_ms >= 0
+    _require(waits, "min_offsets_per_trigger", "and max_trigger_delay_ms must be at least 0")
     _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
+    if found.path == "staged":
+        _staged(found)
     _options(found)
 
 
+def _leases(found: Settings) -> None:
+    _require(found.factor >= 0, "factor", "must be at least 0")
+    if found.lease_store:
+        stores = ("tcp://", "postgresql://", "postgres://", "redis://", "rediss://")
+        _require(found.lease_store.startswith(stores), "lease_store", f"must begin with one of {', '.join(stores)}")
+        partitions = -(-found.capacity // found.partition_worth)
+        _require(
+            partitions <= MAX_PARTITIONS, "factor", f"makes {partitions} partitions, at most {MAX_PARTITIONS} may be"
+        )
+
+
+def _lanes(found: Settings) -> None:
+    """Packed batches are never split, so a full one must fit (spark-writer.md 5)."""
+    _require(found.sink.startswith("call:"), "sink", "must be call:module:function for the mode lanes")
+    _require(found.path == "direct", "path", "must be direct for the mode lanes")
+    full = found.cost_of(found.max, found.max * MAX_ROW_BYTES)
+    _require(full <= found.usable, "cost", f"a full batch of {found.max} rows costs up to {full} of {found.usable}")
+
+
+def _staged(found: Settings) -> None:
+    one = is_postgres(found.sink) and found.state_dsn == found.sink
+    _require(one, "path", "staged needs one PostgreSQL database as sink and state_dsn")
+    _require(not found.cost_of.call, "cost", "must not be call(...) on the staged path: the database merges the rows")
+    _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.usable}")
+    local = found.master.startswith(("local[", "local-cluster[")) or found.master == "local"
+    _require(local or found.lease_store, "master", "must be local on the staged path without a lease_store")
+
+
 def _options(found: Settings) -> None:
-    for name in found.kafka_options:
-        _require(name not in ("group.id", "kafka.group.id"), "kafka_options", "must not set group.id")
-    speculation = str(found.spark.get("spark.speculation", "false")).lower() == "true"
+    kafka_clients.client(found.kafka, found.kafka_options)
     _require(
-        not speculation or found.allow_speculation,
+        not found.speculates or found.allow_speculation,
         "spark.speculation",
         "must be false, because a twin task spends twice (allow_speculation = true overrides)",
     )

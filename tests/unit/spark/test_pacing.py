@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headrace_core.capacity.errors import TooExpensive
+from headrace_core.capacity.resources import ProvisionedResource
 from headrace_spark.pacing import SECOND_NS, Pacer
 
 
@@ -16,8 +17,8 @@ from headrace_spark.pacing import SECOND_NS, Pacer
 def make() -> Iterator[Callable[..., Pacer]]:
     made: list[Pacer] = []
 
-    def start(*options: float) -> Pacer:
-        made.append(Pacer(*options))  # type: ignore[arg-type]
+    def start(capacity: int, headroom: float = 0.0) -> Pacer:
+        made.append(Pacer(ProvisionedResource(capacity), headroom))
         return made[-1]
 
     yield start

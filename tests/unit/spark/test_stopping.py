@@ -11,6 +11,7 @@ from headrace_core.errors import ConfigError
 from headrace_spark.database import StateDown
 from headrace_spark.exits import CheckpointRefused, CorruptInput
 from headrace_spark.jobs.writer import _ended, _exit_code
+from headrace_spark.losses import DataLost
 from headrace_spark.outbox import OutboxDown
 from headrace_spark.sinks.port import SinkDown
 from tests.unit.spark.fakes import job
@@ -83,6 +84,7 @@ def test_an_error_without_any_word_is_a_failure_and_the_jobs_own_comes_first() -
         (ConfigError("cost", "free"), 2), (CheckpointRefused("another"), 3), (CorruptInput("too much"), 5),
         (SinkDown("away"), 6), (StateDown("away"), 1), (OutboxDown("away"), 1), (RuntimeError("bug"), 1),
         (RuntimeError("[KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost"), 4),
+        (RuntimeError("Traceback: headrace_spark.sinks.port.SinkDown: connection refused"), 6), (DataLost("gap"), 4),
     ],
 )  # fmt: skip
 def test_each_kind_of_error_has_its_exit_code(error: Exception, code: int) -> None:

@@ -14,9 +14,11 @@ from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.ledger import Ledger
+from headrace_spark.patience import Patience
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.sinks.sqlite import SqliteSink
 from headrace_spark.transforms.dead_letters import MAX_PAYLOAD, letter
+from headrace_spark.transforms.records import report
 from headrace_spark.writing import BatchWriter
 from tests.unit.spark.fakes import AtOnce, Killed, Outbox, Watched, document, job, member, record, reports
 
@@ -36,7 +38,9 @@ class Bench:
         self.sink.prepare()
 
     def writer(self, **changes: object) -> BatchWriter:
-        return BatchWriter(job(**changes), self.ledger, self.sink, self.outbox, AtOnce(), sleep=self.slept.append)
+        settings = job(**changes)
+        patience = Patience(settings.sink_down_max_ms, sleep=self.slept.append)
+        return BatchWriter(settings, self.ledger, self.sink, self.outbox, AtOnce(), patience)
 
     def sql(self, file: str, query: str) -> list[tuple]:
         with sqlite3.connect(self.folder / file) as db:
@@ -150,9 +154,19 @@ def test_a_sink_that_stays_down_fails_the_micro_batch(bench: Bench) -> None:
     assert not bench.ledger.done(_BATCH)
 
 
-def test_ticks_are_skipped_and_dead_letters_name_their_place(bench: Bench) -> None:
-    from headrace_spark.transforms.records import report
+def test_a_row_above_the_capacity_is_refused_with_its_member(bench: Bench) -> None:
+    settings = job(cost="per_kib(400) + per_row(1)", capacity=1000)
+    assert settings.dearest is not None
+    whole = document(1, [member(1, 1, "m" * 1990), member(2, {"a": 2, "b": 3}), member(3, 3, "k")])
+    found = [report(record(0, whole), 100_000, settings.dearest)]
+    counts = bench.writer(cost="per_kib(400) + per_row(1)").write(_BATCH, found)
+    assert (counts.members_taken, counts.members_rejected, counts.inserted) == (2, 1, 3)
+    assert counts.dead_letters == {"too_expensive": 1}
+    assert json.loads(bench.outbox.letters[0].value)["element"] == 0
+    assert counts.cost == 403
 
+
+def test_ticks_are_skipped_and_dead_letters_name_their_place(bench: Bench) -> None:
     tick = report(record(0, b"", [("kind", b"tick")]), 1000)
     bad = report(record(7, b"\xff", [("receipt_time", b"123"), ("id", b"x")]), 1000)
     counts = bench.writer().write(_BATCH, [tick, bad])
@@ -187,8 +201,6 @@ def test_a_cut_through_a_character_leaves_a_text_a_text(start: bytes, shown: str
 
 
 def test_a_long_payload_is_cut_and_says_so(bench: Bench) -> None:
-    from headrace_spark.transforms.records import report
-
     bench.writer().write(_BATCH, [report(record(0, b"x" * (512 * 1024 + 1)), 10_000_000)])
     found = json.loads(bench.outbox.letters[0].value)
     assert list(validator("dead-letter").iter_errors(found)) == []

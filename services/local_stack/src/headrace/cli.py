@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace import capacity as capacity_commands
+from headrace import spark_commands
 from headrace.demo import demo
 from headrace.doctor import doctor
 from headrace.endpoints import Endpoints
@@ -120,6 +121,7 @@ app.command()(demo)
 app.command()(publish)
 app.command()(doctor)
 app.add_typer(capacity_commands.app, name="capacity")
+spark_commands.register(app)
 
 
 def main() -> None:

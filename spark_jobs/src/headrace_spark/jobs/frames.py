@@ -2,38 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
+from headrace_spark.pacing import Pacing
+from headrace_spark.sinks.staging import Connection, Place, Stager, TaskReport, Work
+from headrace_spark.transforms.costs import Dearest
 from headrace_spark.transforms.records import Record, Report, report
 
-COLUMNS = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
+T = TypeVar("T")
 
 
-def reporter(max_bytes: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that tasks run; it knows nothing but the size limit."""
+def reporter(max_bytes: int, dearest: Dearest | None) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that tasks run; it knows nothing but what limits a record and a row."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         encode = msgspec.msgpack.Encoder().encode
         for batch in batches:
-            blobs = [encode(report(_record(row), max_bytes)) for row in batch.to_pylist()]
+            blobs = [encode(report(_record(row), max_bytes, dearest)) for row in batch.to_pylist()]
             yield pa.RecordBatch.from_arrays([pa.array(blobs, type=pa.binary())], names=["report"])
 
     return run
 
 
-def reports(frame: Any, max_bytes: int) -> list[Report]:
+def reports(frame: Any, max_bytes: int, dearest: Dearest | None = None) -> list[Report]:
     """Run the tasks over a micro-batch of the Kafka source and bring their reports to the driver. The number of records
     is bounded by `maxOffsetsPerTrigger`."""
-    chosen = frame.selectExpr(
+    return _collect(frame, reporter(max_bytes, dearest), Report)
+
+
+def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function of the tasks of the staged path: one report for each task. `pacing` makes what paces a Python
+    worker."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        connection, pacer = _of_this_worker(work.dsn, pacing)
+        attempt = f"{work.run}:{task.taskAttemptId()}"
+        one = Stager(work, task.partitionId(), task.attemptNumber(), attempt, connection, pacer)
+        for batch in batches:
+            for row in batch.to_pylist():
+                one.add(report(_record(row), work.max_document_bytes, work.dearest))
+        blob = msgspec.msgpack.encode(one.finish())
+        yield pa.RecordBatch.from_arrays([pa.array([blob], type=pa.binary())], names=["report"])
+
+    return run
+
+
+def stage(frame: Any, work: Work, pacing: Callable[[], Pacing]) -> list[TaskReport]:
+    """Run the tasks of the staged path; the reports of the attempts that Spark accepted."""
+    return _collect(frame, stager(work, pacing), TaskReport)
+
+
+def records(frame: Any, places: Sequence[Place]) -> list[Record]:
+    """Read these records of the micro-batch again."""
+    wanted = " OR ".join(
+        f"(topic = '{topic}' AND partition = {partition} AND offset = {offset})"
+        for topic, partition, offset in sorted(set(places))
+    )
+    rows = _chosen(frame.where(wanted)).toArrow().to_pylist()
+    return [_record(row) for row in rows]
+
+
+_WORKERS: dict[int, tuple[Connection, Pacing]] = {}
+
+
+def _of_this_worker(dsn: str, pacing: Callable[[], Pacing]) -> tuple[Connection, Pacing]:
+    """One connection and one pacer for each Python worker process, never made before a fork (spark-writer.md 6)."""
+    pid = os.getpid()
+    if pid not in _WORKERS:
+        _WORKERS[pid] = Connection(dsn), pacing()
+    return _WORKERS[pid]
+
+
+def _collect(frame: Any, function: Callable[..., Iterator[pa.RecordBatch]], kind: type[T]) -> list[T]:
+    blobs = _chosen(frame).mapInArrow(function, "report binary").toArrow()
+    decode = msgspec.msgpack.Decoder(kind).decode
+    return [decode(blob) for blob in blobs.column("report").to_pylist()]
+
+
+def _chosen(frame: Any) -> Any:
+    return frame.selectExpr(
         "topic", "partition", "offset", "unix_millis(timestamp) AS timestamp_ms", "key", "value", "headers"
     )
-    blobs = chosen.mapInArrow(reporter(max_bytes), "report binary").toArrow()
-    decode = msgspec.msgpack.Decoder(Report).decode
-    return [decode(blob) for blob in blobs.column("report").to_pylist()]
 
 
 def _record(row: dict[str, Any]) -> Record:

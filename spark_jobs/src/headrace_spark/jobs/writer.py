@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -21,17 +22,18 @@ from typing import Any, Final
 import structlog
 
 from headrace_core.errors import ConfigError, HeadraceError
-from headrace_spark import checkpoint, exits, offsets
-from headrace_spark.database import Database, is_postgres, sqlite_path
+from headrace_spark import checkpoint, exits, kafka_clients, offsets
+from headrace_spark.database import Database, StateDown
+from headrace_spark.jobs import source
+from headrace_spark.jobs.listening import listen
+from headrace_spark.jobs.paths import way
 from headrace_spark.ledger import Ledger
+from headrace_spark.losses import DataLost
 from headrace_spark.metrics import Collector, MetricsServer, Progress
 from headrace_spark.outbox import KafkaOutbox
-from headrace_spark.pacing import Pacer
+from headrace_spark.patience import Patience
 from headrace_spark.settings import Settings, load
-from headrace_spark.sinks.port import Batch, Sink, SinkDown
-from headrace_spark.sinks.postgres import PostgresSink
-from headrace_spark.sinks.sqlite import SqliteSink
-from headrace_spark.writing import BatchWriter
+from headrace_spark.sinks.port import Batch, SinkDown
 
 CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
 _PATIENCE_MS: Final = 30_000
@@ -68,18 +70,17 @@ class _Query:
                 raise
 
     def _write(self, frame: Any, batch: Batch) -> None:
-        from headrace_spark.jobs.frames import reports
-
         job = self._job
         began = time.monotonic()
         job.progress.begin(batch.batch_id)
-        hit = job.writer.done(batch)
+        hit = job.way.done(batch)
         if not hit:
-            counts = job.writer.write(batch, reports(frame, job.settings.max_document_bytes))
+            counts = job.way.write(frame, batch)
             _log.info("micro-batch", batch_id=batch.batch_id, **counts.items())
         job.progress.end(time.monotonic() - began, hit)
-        if self._drift.off(job.limit(self._partitions)):
-            self.again.set()
+        with suppress(StateDown):  # the next micro-batch waits for it, and asks again
+            if self._drift.off(job.limit(self._partitions)):
+                self.again.set()
 
 
 class _Job:
@@ -90,18 +91,16 @@ class _Job:
         self.stop = threading.Event()
         self.turn = threading.Lock()
         self.ledger = Ledger(Database(settings.state_dsn), settings.job, settings.seen_retention_ms)
-        self.sink = _sink(settings)
-        self.pacer = Pacer(settings.capacity, settings.headroom)
         self.progress = Progress(max(5 * settings.trigger_ms, _PATIENCE_MS))
-        self.writer = BatchWriter(
+        self.topics = source.Topics(settings)
+        self.accepted = False
+        """A loss of offsets was accepted for this start."""
+        self.way = way(
             settings,
             self.ledger,
-            self.sink,
-            KafkaOutbox(settings.kafka, settings.dead_letter_topic),
-            self.pacer,
-            stopping=self.stop.is_set,
-            advanced=self.progress.advance,
-            sleep=self.stop.wait,
+            KafkaOutbox(kafka_clients.client(settings.kafka, settings.kafka_options), settings.dead_letter_topic),
+            Patience(settings.sink_down_max_ms, self.stop.is_set, self.stop.wait),
+            self.progress.advance,
         )
 
     def limit(self, partitions: int) -> int:
@@ -112,21 +111,38 @@ class _Job:
 
     def collector(self) -> Collector:
         """The metrics of this process and of all before it."""
-        return Collector(self.ledger.totals, self.progress, self.settings.usable, self.pacer.used)
+        return Collector(self.ledger.totals, self.progress, self.settings.usable, self.way.pacer.used)
 
 
-def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False) -> int:
+def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False, accept_loss: bool = False) -> int:
     """Run the job until it ends or is told to stop; returns the exit code."""
     job = _Job(settings)
+    if settings.speculates:
+        _log.warning("speculation: a twin task spends capacity twice")
     try:
         job.ledger.prepare()
         folder = Path(settings.checkpoint).resolve()
         checkpoint.check(job.ledger.query(), folder, new_query=new_query, new_checkpoint=new_checkpoint)
-        job.sink.prepare()
+        found = checkpoint.query_id(folder)
+        checkpoint.whole(folder, job.ledger.newest(found) if found else None)
+        checkpoint.probe(folder)
+        job.accepted = source.check(job.topics, job.ledger, folder, accept=accept_loss)
+        job.way.prepare()
         _on_signals(job.stop)
-        return _run_observed(job, folder)
+        return _run_checked(job, folder, accept_loss)
     finally:
-        job.pacer.stop()
+        job.way.stop()
+
+
+def _run_checked(job: _Job, folder: Path, accept_loss: bool) -> int:
+    """Where Spark fails, a loss of offsets explains more than what Spark says."""
+    try:
+        return _run_observed(job, folder)
+    except HeadraceError:
+        raise
+    except Exception:
+        source.check(job.topics, job.ledger, folder, accept=accept_loss)
+        raise
 
 
 def _run_observed(job: _Job, folder: Path) -> int:
@@ -144,9 +160,11 @@ def _run_observed(job: _Job, folder: Path) -> int:
 def _run_spark(job: _Job, folder: Path) -> int:
     spark = _session(job.settings)
     try:
+        listen(spark, job.progress.observe)
         again = True
         while again and not job.stop.is_set():
             again = _run_query(job, spark, folder)
+            job.progress.restarts += again
         return exits.DONE
     finally:
         job.progress.running = False
@@ -163,10 +181,12 @@ def _end(spark: Any) -> None:
 
 def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
     """One start of the query. True if it wants to be started again with another limit."""
-    partitions = _partitions(job.settings)
+    partitions = job.topics.partitions()
     limit = job.limit(partitions)
     work = _Query(job, limit, partitions)
-    writer = _stream(spark, job.settings, limit).writeStream.foreachBatch(work.write)
+    writer = source.stream(spark, job.settings, limit, partitions, accepted=job.accepted).writeStream.foreachBatch(
+        work.write
+    )
     trigger = (
         {"availableNow": True}
         if job.settings.available_now
@@ -174,6 +194,7 @@ def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
     )
     query = writer.option("checkpointLocation", folder.as_uri()).trigger(**trigger).start()
     job.ledger.remember(query.id, str(folder))
+    job.way.begin(query.id)
     work.named(query.id)
     job.progress.running = True
     _log.info("started", query_id=query.id, max_offsets_per_trigger=limit, topics=job.settings.subscribed)
@@ -230,37 +251,6 @@ def _session(settings: Settings) -> Any:
     return session
 
 
-def _stream(spark: Any, settings: Settings, limit: int) -> Any:
-    options = {
-        "kafka.bootstrap.servers": settings.kafka,
-        "subscribe": ",".join(settings.subscribed),
-        "startingOffsets": "earliest",
-        "failOnDataLoss": "true",
-        "includeHeaders": "true",
-        "groupIdPrefix": f"headrace-{settings.job}",
-        "kafka.isolation.level": "read_committed",
-        "maxOffsetsPerTrigger": str(limit),
-    }
-    own = {f"kafka.{name.removeprefix('kafka.')}": value for name, value in settings.kafka_options.items()}
-    return spark.readStream.format("kafka").options(**{**own, **options}).load()
-
-
-def _partitions(settings: Settings) -> int:
-    from confluent_kafka.admin import AdminClient
-
-    topics = AdminClient({"bootstrap.servers": settings.kafka}).list_topics(timeout=30).topics
-    missing = [name for name in settings.subscribed if name not in topics]
-    if missing:
-        raise ConfigError("topics", f"not there: {', '.join(missing)}")
-    return sum(len(topics[name].partitions) for name in settings.subscribed)
-
-
-def _sink(settings: Settings) -> Sink:
-    if is_postgres(settings.sink):
-        return PostgresSink(settings.sink, settings.table)
-    return SqliteSink(sqlite_path(settings.sink), settings.table)
-
-
 def _on_signals(stop: threading.Event) -> None:
     def told(number: int, _: FrameType | None) -> None:
         _log.info("told to stop", signal=signal.Signals(number).name)
@@ -276,10 +266,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the job file (TOML)")
     parser.add_argument("--new-query", action="store_true", help="accept a query id that this job did not write with")
     parser.add_argument("--new-checkpoint", action="store_true", help="accept another checkpoint folder")
+    parser.add_argument("--accept-loss", action="store_true", help="go on without offsets that are gone, this time")
     given = parser.parse_args(arguments)
     _log_to_stderr()
     try:
-        return run(load(given.config), new_query=given.new_query, new_checkpoint=given.new_checkpoint)
+        return run(
+            load(given.config),
+            new_query=given.new_query,
+            new_checkpoint=given.new_checkpoint,
+            accept_loss=given.accept_loss,
+        )
     except Exception as error:
         code = _exit_code(error)
         _log.error("failed", error=str(error), exit_code=code)
@@ -290,6 +286,8 @@ def _exit_code(error: Exception) -> int:
     match error:
         case ConfigError():
             return exits.CONFIGURATION
+        case DataLost():
+            return exits.DATA_LOSS
         case exits.CheckpointRefused():
             return exits.CHECKPOINT
         case exits.CorruptInput():

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace_spark.transforms.decode import Rejected, decode
+from headrace_spark.transforms.measurements import of_member
 from headrace_spark.transforms.records import Record, Report
 
 MAX_PAYLOAD: Final = 512 * 1024
@@ -36,6 +38,29 @@ def of_report(report: Report, job: str) -> Iterator[DeadLetter]:
         return
     for refusal in report.taken.refusals:
         yield letter(report.record, job, refusal.reason, refusal.detail, refusal.element)
+
+
+def sink_rejected(guilty: Iterable[tuple[Record, str, int, str]], max_bytes: int, job: str) -> Iterator[DeadLetter]:
+    """One letter for each member of which the store refused a row: (record, metric, event time, what the store says).
+    The member is found by decoding the record again."""
+    told: dict[tuple[tuple[str, int, int], int], tuple[Record, list[str]]] = {}
+    for record, metric, time_ms, says in guilty:
+        place = (record.topic, record.partition, record.offset)
+        element = _element(record, metric, time_ms, max_bytes)
+        told.setdefault((place, element), (record, []))[1].append(f"{metric}: {says}")
+    for (_, element), (record, details) in sorted(told.items(), key=lambda one: one[0]):
+        yield letter(record, job, "sink_rejected", "; ".join(details), element)
+
+
+def _element(record: Record, metric: str, time_ms: int, max_bytes: int) -> int:
+    for element, member in enumerate(decode(record.value, max_bytes).members):
+        try:
+            found, _ = of_member(member)
+        except Rejected:
+            continue
+        if any(one.metric == metric and one.time_ms == time_ms for one in found):
+            return element
+    raise LookupError(f"{record.topic}, partition {record.partition}, offset {record.offset} has no {metric}")
 
 
 def letter(record: Record, job: str, reason: str, detail: str, element: int | None = None) -> DeadLetter:

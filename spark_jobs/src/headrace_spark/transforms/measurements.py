@@ -8,7 +8,7 @@ So: members = taken + rejected, and each leaf of a taken member is a row or a dr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -52,14 +52,19 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
     empty: int
 
 
-def measurements(document: Document) -> Taken:
-    """Every measurement of the document in order, and every member that is not taken."""
+Fits = Callable[[Measurement], bool]
+
+
+def measurements(document: Document, fits: Fits = lambda _: True) -> Taken:
+    """Every measurement of the document in order, and every member that is not taken. `fits`: whether the capacity
+    takes this one alone."""
     rows: list[Measurement] = []
     refusals: list[Refusal] = []
     texts = empty = 0
     for element, member in enumerate(document.members):
         try:
             found, dropped = of_member(member, MAX_KEY_BYTES - len(document.source.encode()))
+            _affordable(found, fits)
         except Rejected as error:
             refusals.append(Refusal(element, error.reason, error.detail))
             continue
@@ -67,6 +72,12 @@ def measurements(document: Document) -> Taken:
         texts += dropped
         empty += not found
     return Taken(document.id, document.source, document.closed_at, len(document.members), rows, refusals, texts, empty)
+
+
+def _affordable(found: list[Measurement], fits: Fits) -> None:
+    for one in found:
+        if not fits(one):
+            raise Rejected("too_expensive", f"{one.metric} alone costs more than the capacity")
 
 
 def of_member(member: Any, metric_bytes: int = MAX_KEY_BYTES) -> tuple[list[Measurement], int]:

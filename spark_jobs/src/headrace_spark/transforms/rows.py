@@ -2,7 +2,8 @@
 
 Theory: a row is known by (source, metric, event time) and carries a version made of content only: (closed_at, batch id)
 behind the event time, which is part of the id. Of the rows of a micro-batch with one id only the highest version goes
-on; the others are repeats. The rest is cut, in order, into requests of at most `max` rows that also fit the capacity.
+on; the others are repeats. The rest is cut, in order, into requests of at most `max` rows and `max_bytes` that also fit
+the capacity.
 A request's id is a hash of its rows. All of it depends on the rows alone, never on tasks, clock or chance, so a replay
 gives the same requests.
 """
@@ -10,17 +11,15 @@ gives the same requests.
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from headrace_core.errors import ConfigError
-from headrace_spark.transforms.measurements import Taken
+from headrace_spark.transforms.measurements import MAX_KEY_BYTES, Measurement, Taken
 
-_COST: Final = re.compile(r"(per_row|per_request)\(([1-9][0-9]{0,8})\)")
+MAX_ROW_BYTES: Final = MAX_KEY_BYTES + 32 + 25
+"""Of the values of a row: source and metric, the id of its batch, numbers."""
 
 
 class Row(msgspec.Struct, frozen=True, order=True):
@@ -44,6 +43,11 @@ class Row(msgspec.Struct, frozen=True, order=True):
         """(event time, closed_at, batch id), spark-writer.md 4."""
         return self.time_ms, self.closed_at, self.batch
 
+    @property
+    def size(self) -> int:
+        """Bytes of its values: texts in UTF-8, three numbers of eight bytes and a boolean."""
+        return len(self.source.encode()) + len(self.metric.encode()) + len(self.batch.encode()) + 25
+
 
 class Request(msgspec.Struct, frozen=True):
     """Rows that go to the sink in one call, with at most one row for each id; `cost` is in capacity units."""
@@ -53,36 +57,14 @@ class Request(msgspec.Struct, frozen=True):
     cost: int
 
 
-class Cost(msgspec.Struct, frozen=True):
-    """`per_row(n)` or `per_request(n)`: what a request costs, in capacity units."""
-
-    per_row: int = 0
-    per_request: int = 0
-
-    def __call__(self, rows: int) -> int:
-        return self.per_row * rows + self.per_request
-
-    def largest(self, capacity: int) -> int:
-        """Most rows of one request within `capacity`; 0 if not even one row fits, -1 if any number does."""
-        if self.per_row:
-            return capacity // self.per_row
-        return -1 if self.per_request <= capacity else 0
-
-
-def cost(text: str) -> Cost:
-    """Read the setting `cost`. Raises `ConfigError`."""
-    found = _COST.fullmatch(text.replace(" ", ""))
-    if not found:
-        raise ConfigError("cost", f"must be per_row(n) or per_request(n) with n of at least 1, not {text!r}")
-    return Cost(**{found[1]: int(found[2])})
-
-
 def rows(taken: Taken) -> list[Row]:
     """The rows of one document."""
-    return [
-        Row(taken.source, m.metric, m.time_ms, taken.closed_at, taken.id, m.value, m.boolean)
-        for m in taken.measurements
-    ]
+    return [row_of(taken.id, taken.source, taken.closed_at, one) for one in taken.measurements]
+
+
+def row_of(batch: str, source: str, closed_at: int, one: Measurement) -> Row:
+    """The row of one measurement."""
+    return Row(source, one.metric, one.time_ms, closed_at, batch, one.value, one.boolean)
 
 
 def highest(found: Iterable[Row]) -> list[Row]:
@@ -95,13 +77,36 @@ def highest(found: Iterable[Row]) -> list[Row]:
     return [best[key] for key in sorted(best)]
 
 
-def requests(found: Sequence[Row], cost: Cost, size: int) -> list[Request]:
-    """Cut rows into requests of at most `size` rows, in order."""
-    chunks = iter(found)
-    result = []
-    while chunk := list(islice(chunks, size)):
-        result.append(Request(request_id(chunk), chunk, cost(len(chunk))))
+class Bounds(msgspec.Struct, frozen=True):
+    """Of one request: most rows, most bytes of their values, and most units."""
+
+    rows: int
+    size: int = 1 << 62
+    capacity: int = 1 << 62
+
+
+def requests(found: Sequence[Row], cost: Callable[[Sequence[Row]], int], bounds: Bounds) -> list[Request]:
+    """Cut rows into requests within the bounds, in order. A single row is never too large."""
+    left, result = list(found), []
+    while left:
+        chunk = first(left, cost, bounds)
+        left = left[len(chunk) :]
+        result.append(Request(request_id(chunk), chunk, cost(chunk)))
     return result
+
+
+def first(found: Sequence[Row], cost: Callable[[Sequence[Row]], int], bounds: Bounds) -> list[Row]:
+    """The rows of the first request: as many as rows and bytes allow, halved until their cost fits."""
+    chunk: list[Row] = []
+    size = 0
+    for row in found[: bounds.rows]:
+        size += row.size
+        if chunk and size > bounds.size:
+            break
+        chunk.append(row)
+    while len(chunk) > 1 and cost(chunk) > bounds.capacity:
+        chunk = chunk[: len(chunk) // 2]
+    return chunk
 
 
 def request_id(chunk: Sequence[Row]) -> str:

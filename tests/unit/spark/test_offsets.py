@@ -1,4 +1,4 @@
-"""Size of a micro-batch, and whether a checkpoint is the job's own."""
+"""Size of a micro-batch, and what the ledger remembers for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_spark import checkpoint, exits
+from headrace_spark import exits
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.ledger import Ledger
@@ -60,28 +60,6 @@ def test_document_ids_are_remembered_for_the_retention_and_for_this_job(tmp_path
     assert Ledger(database, "else").seen(many) == set()
     ledger.commit(Batch("q", 1), Counts(), ["new"], 1_001)
     assert ledger.seen([*many, "new"]) == {"new"}
-
-
-def test_a_checkpoint_is_accepted_only_if_it_is_the_jobs_own(tmp_path: Path) -> None:
-    own, other = tmp_path / "own", tmp_path / "other"
-    own.mkdir()
-    (own / "metadata").write_text('{"id":"q"}')
-    known = ("q", str(own))
-    no = {"new_query": False, "new_checkpoint": False}
-    checkpoint.check(None, other, **no)
-    checkpoint.check(known, own, **no)
-    with pytest.raises(exits.CheckpointRefused, match="--new-checkpoint"):
-        checkpoint.check(known, other, **no)
-    checkpoint.check(known, other, new_query=False, new_checkpoint=True)
-    with pytest.raises(exits.CheckpointRefused, match="--new-query"):
-        checkpoint.check(("p", str(own)), own, **no)
-    (own / "metadata").unlink()
-    with pytest.raises(exits.CheckpointRefused, match="missing"):
-        checkpoint.check(known, own, **no)
-    checkpoint.check(known, own, new_query=True, new_checkpoint=False)
-    (own / "metadata").write_text("")
-    with pytest.raises(exits.CheckpointRefused, match="cannot be read"):
-        checkpoint.check(known, own, **no)
 
 
 def test_data_loss_has_its_own_exit_code() -> None:

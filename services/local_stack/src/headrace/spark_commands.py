@@ -1,0 +1,35 @@
+"""Commands of the Spark writer, run as processes of their own: this package does not import the job's.
+
+`headrace checkpoint doctor|repair --config FILE` and `headrace writer init FILE`, with the exit codes of
+spark-writer.md 10: 0 done, 1 failure, 2 configuration, 3 checkpoint.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import typer
+
+_AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for name, text in (
+        ("checkpoint", "Look after the checkpoint of a Spark job: doctor | repair, --config FILE."),
+        ("writer", "init FILE: write a commented job file of the Spark writer."),
+    ):
+        app.command(name, help=text, context_settings=_AS_GIVEN, add_help_option=False)(_process(name))
+
+
+def _process(name: str) -> Callable[[typer.Context], None]:
+    def run(context: typer.Context) -> None:
+        command = [sys.executable, "-m", f"headrace_spark.jobs.{_MODULES[name]}", *context.args]
+        raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+    return run
+
+
+_MODULES = {"checkpoint": "checkpoint", "writer": "init"}

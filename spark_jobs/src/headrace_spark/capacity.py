@@ -1,0 +1,66 @@
+"""Where the pacing of a job is made (spark-writer.md 6).
+
+Without a lease store the capacity is this job's alone: the driver paces by itself where it alone sends, and a ledger on
+the host paces driver and Python workers where all of them send. With a lease store every process has a lease client of
+its own, keyed by its pid and never made before a fork, and shares the resource with whoever uses it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace_capacity.stores import open_store
+from headrace_core.capacity.resources import ProvisionedResource, SharedResource
+from headrace_core.capacity.units import Amount
+from headrace_spark.host_pacing import HostPacer
+from headrace_spark.pacing import SECOND_NS, Pacer, Pacing
+from headrace_spark.settings import Settings
+
+
+class Eager(SharedResource):
+    """Wants all as long as anything waits, and a second longer: the next request of a task or of a merge comes when
+    this one is done, and what is wanted must not fall between the two. The store deals out fair shares."""
+
+    _wanted_ns = -SECOND_NS
+
+    def request(self, cost: Amount, head: Amount = 0) -> None:
+        """See `Resource`."""
+        now_ns = time.monotonic_ns()
+        if cost:
+            self._wanted_ns = now_ns
+        eager = now_ns - self._wanted_ns < SECOND_NS
+        super().request(self.max_capacity if eager else 0, head)
+
+
+def in_driver(settings: Settings) -> Pacer:
+    """Pacing of a job of which only the driver sends (path `direct`, mode `lanes`)."""
+    if settings.lease_store:
+        return _leased(settings)
+    return Pacer(ProvisionedResource(settings.capacity), settings.headroom)
+
+
+def in_every_process(settings: Settings) -> Callable[[], Pacing]:
+    """What makes the pacing of a process, in the driver and in each Python worker (path `staged`): all of them together
+    keep to the capacity. The function can be sent to tasks."""
+    if settings.lease_store:
+        return functools.partial(_leased, settings)
+    name = hashlib.sha256(f"{settings.job}\0{settings.state_dsn}".encode()).hexdigest()[:24]
+    return functools.partial(HostPacer, Path(tempfile.gettempdir()) / f"headrace-{name}.capacity", settings.usable)
+
+
+def _leased(settings: Settings) -> Pacer:
+    """Raises `CapacityConfig`, `LeaseStoreUnavailable`."""
+    token = Path(settings.lease_token_file).read_text().strip() if settings.lease_token_file else ""
+    resource = Eager(
+        open_store(settings.lease_store, token=token),
+        name=settings.resource or settings.job,
+        shared_capacity=settings.capacity,
+        factor=settings.partition_worth,
+        weight=settings.weight,
+    )
+    return Pacer(resource, settings.headroom, quarantine=False)

@@ -1,0 +1,86 @@
+"""`python -m headrace_spark.jobs.init init FILE`: write a commented job file. A file that is there stays."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+from headrace_spark import exits
+
+TEMPLATE: Final = """\
+# The job file of the Spark writer: `python -m headrace_spark.jobs.writer --config FILE`. Times are in milliseconds.
+
+job = "writer"                        # its name: in the ledger, in dead letters, in Kafka's group ids
+kafka = "localhost:9092"              # bootstrap servers
+prefix = "headrace."                  # of all topics
+# topics = ["headrace.batches"]       # what is read; <prefix>batches if absent
+
+checkpoint = "/var/lib/headrace/checkpoint"   # durable, and of this job alone
+sink = "sqlite:////var/lib/headrace/measurements.db"      # or postgresql://user@host/database
+state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; the sink's database for the staged path
+# table = "measurements"
+
+# path = "direct"                     # the driver writes. "staged": tasks copy, the driver merges (PostgreSQL)
+# mode = "keyed"                      # "lanes": in order of time, into sink = "call:module:function"
+# max_send_ms = 60000                 # lanes: how long a request is tried again before the micro-batch fails
+# on_reject = "park"                  # lanes: a refused request goes to the dead letters, or "stop"
+capacity = 500                        # units a second, never more in any second
+# share = 1.0                         # this job's part of it
+# headroom = 0.0                      # part of it left unused; 0.05 is advised over a network
+# lease_store = ""                    # postgresql://..., redis://... or tcp://host:port: share it with other jobs
+# lease_token_file = ""               # the coordinator's token, for tcp://
+# resource = ""                       # what is shared; the job's name if absent
+# weight = 1                          # of this job's share
+# factor = 0                          # units a second of a leased partition; a twentieth of the capacity if 0
+cost = "per_row(1)"                   # per_row(n), per_request(n), per_kib(n), call(module:function), or a sum of them
+# stage_cost = "per_row(1)"           # of a staged chunk; as cost if absent
+expected_cost_per_record = 10.0       # until the ledger knows better
+# max = 500                           # most rows of a request
+# max_bytes = 4194304                 # most bytes of their values
+
+# trigger_ms = 5000                   # 20000 or more where the capacity is the bound
+# available_now = false               # true: catch up and end
+# min_offsets_per_trigger = 0         # wait for so many records, against tiny micro-batches on quiet topics,
+# max_trigger_delay_ms = 0            # but not longer than this
+# metrics_port = 8083                 # /metrics, /healthz, /readyz; no server if absent
+
+# max_corrupt_share = 0.5             # more of a micro-batch refused: stop, exit code 5
+# max_document_bytes = 8388608
+# stop_timeout_ms = 30000             # how long SIGTERM waits for the micro-batch under way
+# sink_down_max_ms = 600000           # then exit code 6
+# seen_retention_ms = 604800000       # how long the ids of documents are remembered
+# allow_speculation = false           # a twin task spends capacity twice
+
+# master = "local[2,4]"               # tasks at a time, tries of a task
+
+# [spark]                             # settings of Spark; no secrets, its web page shows them
+# "spark.driver.memory" = "1g"
+
+# [kafka_options]                     # of every client of Kafka, by their Java names
+# "security.protocol" = "SASL_SSL"
+# "ssl.truststore.type" = "PEM"
+# "ssl.truststore.location" = "/etc/headrace/ca.pem"
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="headrace writer", description="The job file of the Spark writer.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    init = commands.add_parser("init", help="write a commented job file")
+    init.add_argument("file", type=Path)
+    file: Path = parser.parse_args(arguments).file
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(TEMPLATE)
+    except OSError as error:
+        print(f"headrace: {file}: {error.strerror}", file=sys.stderr)
+        return exits.CONFIGURATION if isinstance(error, FileExistsError) else exits.FAILURE
+    print(file)
+    return exits.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

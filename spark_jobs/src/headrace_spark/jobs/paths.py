@@ -1,0 +1,177 @@
+"""The two ways of a micro-batch into the sink: `direct` and `staged` (spark-writer.md 7)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+
+from headrace_spark import capacity, faults
+from headrace_spark.counts import Counts
+from headrace_spark.database import is_postgres, sqlite_path
+from headrace_spark.jobs.frames import records, reports, stage
+from headrace_spark.lanes import LaneWriter
+from headrace_spark.ledger import Ledger
+from headrace_spark.outbox import Outbox
+from headrace_spark.pacing import Pacing
+from headrace_spark.patience import Patience
+from headrace_spark.settings import Settings
+from headrace_spark.sinks import staging
+from headrace_spark.sinks.callables import CallableSink
+from headrace_spark.sinks.port import Batch, Sink
+from headrace_spark.sinks.postgres import PostgresSink
+from headrace_spark.sinks.sqlite import SqliteSink
+from headrace_spark.staged import StagedWriter
+from headrace_spark.writing import BatchWriter
+
+
+class Way(Protocol):
+    """What the query does with a micro-batch. `pacer` paces the driver."""
+
+    @property
+    def pacer(self) -> Pacing: ...
+
+    def prepare(self) -> None:
+        """Create what is missing in the sink. Raises `SinkDown`."""
+        ...
+
+    def begin(self, query_id: str) -> None:
+        """The query has its id; no micro-batch has come yet."""
+        ...
+
+    def done(self, batch: Batch) -> bool:
+        """True if the micro-batch was committed."""
+        ...
+
+    def write(self, frame: Any, batch: Batch) -> Counts:
+        """Give the micro-batch its effect, once."""
+        ...
+
+    def stop(self) -> None:
+        """Nothing goes out any more."""
+        ...
+
+
+class Direct:
+    """Implements `Way`: tasks decode, the driver writes."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced):
+        self._settings = settings
+        self._faults = faults.from_environment()
+        self._sink = _sink(settings)
+        self.pacer = capacity.in_driver(settings)
+        self._writer = BatchWriter(settings, ledger, self._sink, outbox, self.pacer, patience, advanced=advanced)
+
+    def prepare(self) -> None:
+        self._sink.prepare()
+
+    def begin(self, query_id: str) -> None:
+        """The direct path leaves nothing that a start must clear away."""
+
+    def done(self, batch: Batch) -> bool:
+        return self._writer.done(batch)
+
+    def write(self, frame: Any, batch: Batch) -> Counts:
+        self._faults.passed("begun", batch.batch_id)
+        counts = self._writer.write(batch, reports(frame, self._settings.max_document_bytes, self._settings.dearest))
+        self._faults.passed("written", batch.batch_id)
+        return counts
+
+    def stop(self) -> None:
+        self.pacer.stop()
+
+
+class Staged:
+    """Implements `Way`: tasks copy rows into a staging table, the driver merges them."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced):
+        self._settings = settings
+        self._faults = faults.from_environment()
+        self._pacing = capacity.in_every_process(settings)
+        self.pacer = self._pacing()
+        self._run = uuid.uuid4().hex
+        self._sink = PostgresSink(settings.sink, settings.table)
+        self._writer = StagedWriter(
+            settings, ledger, outbox, self.pacer, patience, faults=self._faults, advanced=advanced
+        )
+
+    def prepare(self) -> None:
+        self._sink.prepare()
+        self._sink.close()
+        staging.prepare(self._settings.sink, self._settings.table)
+
+    def begin(self, query_id: str) -> None:
+        self._writer.begin(query_id)
+
+    def done(self, batch: Batch) -> bool:
+        return self._writer.done(batch)
+
+    def write(self, frame: Any, batch: Batch) -> Counts:
+        self._faults.passed("begun", batch.batch_id)
+        tasks = stage(frame, self._work(batch), self._pacing)
+        return self._writer.write(batch, tasks, partial(records, frame))
+
+    def stop(self) -> None:
+        """The ledger is a file; there is nothing to end."""
+
+    def _work(self, batch: Batch) -> staging.Work:
+        settings = self._settings
+        return staging.Work(
+            dsn=settings.sink,
+            table=settings.table,
+            batch=batch,
+            run=self._run,
+            bounds=settings.chunk_bounds,
+            cost=settings.stage_cost_of,
+            max_document_bytes=settings.max_document_bytes,
+            down_max_ms=settings.sink_down_max_ms // settings.task_tries,
+            dearest=settings.dearest,
+            faults=self._faults,
+        )
+
+
+class Lanes:
+    """Implements `Way`: tasks decode, the driver sends each lane's requests in order to a function."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced):
+        self._settings = settings
+        self.pacer = capacity.in_driver(settings)
+        sink = CallableSink(settings.sink)
+        self._writer = LaneWriter(settings, ledger, sink, outbox, self.pacer, patience, advanced=advanced)
+        if not sink.idempotent:
+            structlog.get_logger("headrace_spark").warning("the sink is not idempotent: it may get a request twice")
+
+    def prepare(self) -> None:
+        """A function needs nothing."""
+
+    def begin(self, query_id: str) -> None:
+        """Nothing to clear away: a repeat goes on where its lane ended."""
+
+    def done(self, batch: Batch) -> bool:
+        return self._writer.done(batch)
+
+    def write(self, frame: Any, batch: Batch) -> Counts:
+        return self._writer.write(batch, reports(frame, self._settings.max_document_bytes, self._settings.dearest))
+
+    def stop(self) -> None:
+        self._writer.cancelled.set()
+        self.pacer.stop()
+
+
+Advanced = Callable[[], None]
+
+
+def way(settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced) -> Way:
+    """The one that the job file names."""
+    kind: type[Lanes | Staged | Direct]
+    kind = Lanes if settings.mode == "lanes" else Staged if settings.path == "staged" else Direct
+    return kind(settings, ledger, outbox, patience, advanced)
+
+
+def _sink(settings: Settings) -> Sink:
+    if is_postgres(settings.sink):
+        return PostgresSink(settings.sink, settings.table)
+    return SqliteSink(sqlite_path(settings.sink), settings.table)

@@ -1,0 +1,210 @@
+"""Mode `lanes`: a destination that needs time order (spark-writer.md 4, packing.md 6 and 7).
+
+Theory: a lane is a Kafka partition. Each micro-batch is packed alone, with everything in it (backlog mode), as a pure
+function of its records, so a repeat has the same requests under the same ids. A lane sends one request at a time; the
+next one goes only after the success of this one is recorded in `hr_sent`. A repeat skips what is recorded, so at most
+the one request whose outcome is unknown goes twice. The record goes away with the commit of the micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+
+from headrace_core.packing.ids import batch_id
+from headrace_core.packing.lane import Lane, LaneState
+from headrace_core.packing.settings import PackingSettings
+from headrace_spark.counts import Counts
+from headrace_spark.exits import CorruptInput, Rejection
+from headrace_spark.ledger import Ledger
+from headrace_spark.outbox import Outbox
+from headrace_spark.pacing import Pacing
+from headrace_spark.patience import Patience
+from headrace_spark.plan import Sifted, corrupt, sift
+from headrace_spark.settings import Settings
+from headrace_spark.sinks.callables import CallableSink, Context, Result
+from headrace_spark.sinks.port import Batch, SinkDown
+from headrace_spark.transforms.dead_letters import DeadLetter, by_reason
+from headrace_spark.transforms.records import Report
+from headrace_spark.transforms.rows import Request, Row, rows
+
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 30.0
+_log = structlog.get_logger("headrace_spark")
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """A request of a lane, in order."""
+
+    topic: str
+    partition: int
+    first: int
+    request: Request
+
+
+def pack(reports: Sequence[Report], fresh: Sequence[Report], settings: Settings) -> list[Packed]:
+    """The requests of every lane, each lane's in the order of sending. `reports` are all records of the micro-batch,
+    `fresh` those with an effect."""
+    lane = Lane(PackingSettings(max=settings.max, mode="backlog"))
+    spans: dict[tuple[str, int], list[int]] = {}
+    for one in reports:
+        spans.setdefault((one.topic, one.partition), []).append(one.offset)
+    return [
+        found
+        for place, offsets in sorted(spans.items())
+        for found in _lane(lane, place, (min(offsets), max(offsets)), fresh, settings)
+    ]
+
+
+def _lane(
+    lane: Lane, place: tuple[str, int], span: tuple[int, int], fresh: Sequence[Report], settings: Settings
+) -> Iterator[Packed]:
+    inside = [one.taken for one in fresh if (one.topic, one.partition) == place and one.taken is not None]
+    found = [row for taken in inside for row in rows(taken)]
+    numbers = [number.to_bytes(8, "big") for number in range(len(found))]
+    ids = [f"{row.source}${row.metric}" for row in found]
+    step = lane.step(LaneState(), ids, [row.time_ms for row in found], numbers, now_ms=0, end=True)
+    for index, batch in enumerate(step.batches):
+        chunk = [found[int.from_bytes(value, "big")] for value in batch.values]
+        name = batch_id(f"{place[0]}-{place[1]}", *span, index)
+        yield Packed(*place, span[0], Request(name, chunk, settings.cost_of.of(chunk)))
+
+
+class LaneWriter:
+    """The driver's part; as `BatchWriter`, with a function as the sink. `cancelled` tells the function
+    that the job ends."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        sink: CallableSink,
+        outbox: Outbox,
+        pacer: Pacing,
+        patience: Patience,
+        *,
+        advanced: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._sink = sink
+        self._outbox = outbox
+        self._pacer = pacer
+        self._patience = patience
+        self._advanced = advanced
+        self._retries = 0
+        self.cancelled = threading.Event()
+
+    def done(self, batch: Batch) -> bool:
+        """True if the ledger has this micro-batch."""
+        return self._patience.keep(lambda: self._ledger.done(batch))
+
+    def write(self, batch: Batch, reports: Sequence[Report]) -> Counts:
+        """Send every lane's requests in order. Raises `CorruptInput`, `SinkDown`, `Rejection`, `StateDown` or
+        `OutboxDown`; then it is not committed, and a repeat goes on where it ended."""
+        if corrupt(reports, self._settings.max_corrupt_share):
+            raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
+        keep, ids = self._patience.keep, {one.taken.id for one in reports if one.taken is not None}
+        sifted = sift(reports, keep(lambda: self._ledger.seen(ids)), self._settings.job)
+        packed = pack(reports, sifted.fresh, self._settings)
+        if sifted.letters:
+            self._outbox.send(sifted.letters)
+        sent = keep(lambda: self._ledger.sent(batch))
+        refused: list[tuple[Packed, str]] = []
+        for one in packed:
+            outcome = sent.get(one.request.id)
+            if outcome is None:
+                outcome = self._send(batch, one)
+            if outcome:
+                refused.append((one, outcome))
+            self._advanced()
+        counts = self._counted(sifted, packed, refused)
+        counts.retries, self._retries = self._retries, 0
+        keep(lambda: self._ledger.commit(batch, counts, sifted.ids, time.time_ns() // 1_000_000))
+        return counts
+
+    def _send(self, batch: Batch, one: Packed) -> str:
+        """Until the destination has answered for good; returns why it refused the content, else an empty text. The
+        answer is recorded before the next request goes out."""
+        began, wait, attempt = time.monotonic_ns(), _FIRST_WAIT_S, 1
+        while True:
+            result = self._attempt(batch, one, attempt)
+            if result.outcome != "retry":
+                break
+            waited_ms = (time.monotonic_ns() - began) // 1_000_000
+            if waited_ms >= self._settings.max_send_ms or self._patience.stopping():
+                raise SinkDown(f"request {one.request.id} was not taken: {result.detail}")
+            _log.warning("request not taken", request=one.request.id, detail=result.detail, attempt=attempt)
+            self._patience.sleep(max(wait, result.retry_after_ms / 1000))
+            self._retries += 1
+            wait, attempt = min(wait * 2, _LONGEST_WAIT_S), attempt + 1
+        detail = (result.detail or "refused") if result.outcome == "reject" else ""
+        if detail:
+            self._refuse(one, detail, attempt)
+        self._patience.keep(lambda: self._ledger.record_sent(batch, one.request.id, detail))
+        return detail
+
+    def _attempt(self, batch: Batch, one: Packed, attempt: int) -> Result:
+        request = one.request
+
+        def call(at_ns: int) -> Result:
+            self._ledger.dispatch(at_ns, request.cost, len(request.rows))
+            deadline_ns = at_ns + self._settings.max_send_ms * 1_000_000
+            context = Context(
+                batch.query_id, batch.batch_id, one.partition, attempt, request.id, deadline_ns, self.cancelled
+            )
+            return self._sink.write(request.rows, context)
+
+        try:
+            return self._pacer.run(request.cost, call)
+        except SinkDown as error:
+            return Result("retry", str(error))
+
+    def _refuse(self, one: Packed, detail: str, attempts: int) -> None:
+        if self._settings.on_reject == "stop":
+            raise Rejection(f"request {one.request.id} was refused: {detail}")
+        self._outbox.send([parked(one, detail, attempts, self._settings.job)])
+
+    def _counted(self, sifted: Sifted, packed: Sequence[Packed], refused: Sequence[tuple[Packed, str]]) -> Counts:
+        counts = sifted.counts
+        counts.rows = sum(len(one.request.rows) for one in packed)
+        counts.rows_refused = sum(len(one.request.rows) for one, _ in refused)
+        counts.inserted = counts.rows - counts.rows_refused
+        counts.requests = len(packed)
+        counts.cost = sum(one.request.cost for one in packed)
+        counts.dead_letters = by_reason(sifted.letters)
+        if refused:
+            counts.dead_letters["sink_rejected"] = len(refused)
+        return counts
+
+
+def parked(one: Packed, detail: str, attempts: int, job: str) -> DeadLetter:
+    """The dead letter of a request whose content was refused. Its times are of its content, not of a clock."""
+    closed_at = max(row.closed_at for row in one.request.rows)
+    document = {
+        "reason": "sink_rejected",
+        "detail": detail,
+        "root": one.request.rows[0].source.split("/")[0],
+        "topic": one.topic,
+        "payload": json.dumps([_plain(row) for row in one.request.rows], separators=(",", ":")),
+        "receipt_time": closed_at,
+        "lost_at": closed_at,
+        "partition": one.partition,
+        "offset": one.first,
+        "key": None,
+        "headers": {},
+        "job": job,
+        "attempts": attempts,
+    }
+    headers = [("id", f"{job}:{one.request.id}".encode()), ("stage", f"spark.{job}".encode())]
+    return DeadLetter(None, json.dumps(document, separators=(",", ":")).encode(), headers, "sink_rejected")
+
+
+def _plain(row: Row) -> dict[str, object]:
+    return {name: getattr(row, name) for name in row.__struct_fields__}

@@ -1,0 +1,154 @@
+"""The driver's side of the staged path (spark-writer.md 7, steps 3 to 5), inside a transaction of its own.
+
+Theory: of the staged rows of the accepted attempts one for each key, the one with the highest version, gets a number in
+the order of the keys. A slice is a range of numbers, so a range of keys; slices are merged in order, so two jobs that
+merge the same keys lock them in the same order. A slice that a constraint refuses is undone to its savepoint and cut in
+halves, until the guilty rows stand alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final
+
+import msgspec
+import psycopg
+
+from headrace_spark.database import Transaction
+from headrace_spark.sinks.port import Batch, Outcome
+from headrace_spark.sinks.staging import Place, StagingLost, staging_name
+from headrace_spark.transforms.costs import Cost
+from headrace_spark.transforms.rows import Bounds
+
+_WINNERS: Final = """
+CREATE TEMPORARY TABLE hr_merge ON COMMIT DROP AS
+SELECT row_number() OVER (ORDER BY source, metric, time_ms) AS n, w.* FROM (
+  SELECT DISTINCT ON (source, metric, time_ms) source, metric, time_ms, value, boolean, closed_at, batch,
+    topic, kafka_partition, kafka_offset
+  FROM {staging} WHERE query_id = ? AND batch_id = ? AND attempt = ANY(?) AND batch = ANY(?)
+  ORDER BY source, metric, time_ms, closed_at DESC, batch DESC, topic, kafka_partition, kafka_offset) AS w"""
+_MERGE: Final = """
+WITH merged AS (
+  INSERT INTO {table} AS t (source, metric, time_ms, value, boolean, closed_at, batch)
+  SELECT source, metric, time_ms, value, boolean, closed_at, batch FROM hr_merge WHERE n BETWEEN ? AND ? ORDER BY n
+  ON CONFLICT (source, metric, time_ms) DO UPDATE
+  SET value = excluded.value, boolean = excluded.boolean, closed_at = excluded.closed_at, batch = excluded.batch
+  WHERE (t.closed_at, t.batch) < (excluded.closed_at, excluded.batch)
+  RETURNING (t.xmax = 0) AS new)
+SELECT count(*) FILTER (WHERE new), count(*) FILTER (WHERE NOT new) FROM merged"""
+
+
+Operation = Callable[[int, int, Callable[[], Outcome]], Outcome]
+
+
+class Guilty(msgspec.Struct, frozen=True):
+    """A row that the store refuses, where it came from, and what the store says."""
+
+    place: Place
+    metric: str
+    time_ms: int
+    detail: str
+
+
+class Merge:
+    """The merge of one micro-batch in the transaction `at`. `operation(cost, rows, work)` lets a slice out when the
+    capacity has room; `cost` prices it, within `bounds`."""
+
+    def __init__(
+        self, at: Transaction, table: str, batch: Batch, cost: Cost, bounds: Bounds, operation: Operation
+    ) -> None:
+        self._at = at
+        self._table = f'"{table}"'
+        self._staging = f'"{staging_name(table)}"'
+        self._batch = batch
+        self._cost = cost
+        self._bounds = bounds
+        self._operation = operation
+        self.slices = 0
+        self.guilty: list[Guilty] = []
+
+    def check(self, attempts: Sequence[str], rows: int) -> None:
+        """Raise `StagingLost` unless exactly the reported rows of the accepted attempts are there."""
+        found = self._at.rows(
+            f"SELECT count(*) FROM {self._staging} WHERE query_id = ? AND batch_id = ? AND attempt = ANY(?)",
+            (self._batch.query_id, self._batch.batch_id, list(attempts)),
+        )[0][0]
+        if found != rows:
+            raise StagingLost(
+                f"micro-batch {self._batch.batch_id}: {found} rows are staged, but the tasks reported {rows}"
+            )
+
+    def choose(self, attempts: Sequence[str], documents: Collection[str]) -> int:
+        """Number the rows to merge, only those of these documents; returns how many there are."""
+        key = (self._batch.query_id, self._batch.batch_id, list(attempts), sorted(documents))
+        self._at.run(_WINNERS.format(staging=self._staging), key)
+        self._at.run("CREATE UNIQUE INDEX ON hr_merge (n)")
+        self._at.run("ANALYZE hr_merge")
+        return int(self._at.rows("SELECT count(*) FROM hr_merge")[0][0])
+
+    def merge(self, total: int) -> Outcome:
+        """Merge rows 1 to `total` in slices; rows that the store refuses are in `guilty` then."""
+        outcome, size = Outcome(), self._bounds.rows
+        for low in range(1, total + 1, size):
+            for part in self._part(low, min(low + size - 1, total)):
+                outcome += part
+        return outcome
+
+    def clean(self) -> None:
+        """Delete all that was staged for this micro-batch, by whatever attempt."""
+        self._at.run(
+            f"DELETE FROM {self._staging} WHERE query_id = ? AND batch_id = ?",
+            (self._batch.query_id, self._batch.batch_id),
+        )
+
+    def _part(self, low: int, high: int) -> Iterator[Outcome]:
+        rows, size = high - low + 1, self._size(low, high)
+        cost = self._cost(rows, size)
+        if low < high and (cost > self._bounds.capacity or size > self._bounds.size):
+            yield from self._halves(low, high)
+            return
+        self._at.run("SAVEPOINT slice")
+        try:
+            done = self._operation(cost, rows, lambda: self._upsert(low, high))
+        except (psycopg.IntegrityError, psycopg.DataError) as error:
+            self._at.run("ROLLBACK TO SAVEPOINT slice")
+            yield from self._without_guilty(low, high, error)
+        else:
+            self._at.run("RELEASE SAVEPOINT slice")
+            yield done
+
+    def _without_guilty(self, low: int, high: int, error: psycopg.Error) -> Iterator[Outcome]:
+        if low == high:
+            self.guilty.append(self._found(low, error))
+            return
+        yield from self._halves(low, high)
+
+    def _size(self, low: int, high: int) -> int:
+        """Bytes of the values of a range, as `Row.size`."""
+        query = "SELECT sum(octet_length(source) + octet_length(metric) + octet_length(batch) + 25) FROM hr_merge"
+        return int(self._at.rows(f"{query} WHERE n BETWEEN ? AND ?", (low, high))[0][0])
+
+    def _halves(self, low: int, high: int) -> Iterator[Outcome]:
+        middle = (low + high) // 2
+        yield from self._part(low, middle)
+        yield from self._part(middle + 1, high)
+
+    def _upsert(self, low: int, high: int) -> Outcome:
+        self.slices += 1
+        inserted, replaced = self._at.rows(_MERGE.format(table=self._table), (low, high))[0]
+        return Outcome(inserted, replaced, high - low + 1 - inserted - replaced)
+
+    def _found(self, number: int, error: psycopg.Error) -> Guilty:
+        query = "SELECT topic, kafka_partition, kafka_offset, metric, time_ms FROM hr_merge WHERE n = ?"
+        topic, partition, offset, metric, time_ms = self._at.rows(query, (number,))[0]
+        says = error.diag.message_primary or str(error)
+        return Guilty((topic, partition, offset), metric, time_ms, says)
+
+
+def sweep(at: Transaction, table: str, query_id: str, before: int | None = None) -> int:
+    """Delete what dead attempts left: of this query, of micro-batches below `before` (None: all of them), and of
+    queries that no job has any more. Returns how many rows."""
+    staging = f'"{staging_name(table)}"'
+    limit, values = ("", ()) if before is None else (" AND batch_id < ?", (before,))
+    own = at.run(f"DELETE FROM {staging} WHERE query_id = ?{limit}", (query_id, *values))
+    return own + at.run(f"DELETE FROM {staging} WHERE query_id NOT IN (SELECT query_id FROM hr_query)")

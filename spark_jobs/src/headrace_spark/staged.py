@@ -1,0 +1,161 @@
+"""One micro-batch of the staged path in the driver (spark-writer.md 7, PostgreSQL, steps 1 and 3 to 5).
+
+Theory: ledger row, document ids, totals and merged rows are one transaction in one database, so the micro-batch is
+either not done, or done and counted. The ledger row comes first: a second driver waits for the first one's end there,
+and then finds the batch done. Dead letters are acknowledged before the commit; a repeat writes the same bytes again.
+A connection that is lost at the commit leaves open what happened; the next try sees it by the ledger row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from headrace_spark.counts import Counts
+from headrace_spark.database import Database, StateDown, Transaction
+from headrace_spark.exits import CorruptInput
+from headrace_spark.faults import NO_FAULTS, Faults
+from headrace_spark.ledger import Ledger
+from headrace_spark.outbox import Outbox
+from headrace_spark.pacing import Pacing
+from headrace_spark.patience import Patience
+from headrace_spark.plan import Sifted, corrupt, sift
+from headrace_spark.settings import Settings
+from headrace_spark.sinks.merging import Guilty, Merge, sweep
+from headrace_spark.sinks.port import Batch, Outcome, SinkDown
+from headrace_spark.sinks.staging import Place, TaskReport
+from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, sink_rejected
+from headrace_spark.transforms.records import Record
+
+SWEEP_EVERY: Final = 100
+_log = structlog.get_logger("headrace_spark")
+Fetch = Callable[[Sequence[Place]], Sequence[Record]]
+
+
+class StagedWriter:
+    """The driver's part; as `BatchWriter`, for a sink and a state that are one PostgreSQL database."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        outbox: Outbox,
+        pacer: Pacing,
+        patience: Patience,
+        *,
+        faults: Faults = NO_FAULTS,
+        advanced: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._database = Database(settings.sink)
+        self._outbox = outbox
+        self._pacer = pacer
+        self._patience = patience
+        self._faults = faults
+        self._advanced = advanced
+        self._spent = 0
+
+    def begin(self, query_id: str) -> None:
+        """At the start of the query: nothing that is staged for it is of use."""
+        with self._database.transaction() as at:
+            swept = sweep(at, self._settings.table, query_id)
+        if swept:
+            _log.info("staging swept", rows=swept)
+
+    def done(self, batch: Batch) -> bool:
+        """True if the ledger has this micro-batch; then no task needs to run."""
+        if batch.batch_id % SWEEP_EVERY == 0:
+            self._patience.keep(lambda: self._sweep(batch))
+        return self._patience.keep(lambda: self._done(batch))
+
+    def _done(self, batch: Batch) -> bool:
+        try:
+            return self._ledger.done(batch)
+        except StateDown as error:  # one database is sink and state
+            raise SinkDown(str(error)) from error
+
+    def _sweep(self, batch: Batch) -> None:
+        try:
+            with self._database.transaction() as at:
+                sweep(at, self._settings.table, batch.query_id, batch.batch_id)
+        except StateDown as error:
+            raise SinkDown(str(error)) from error
+
+    def write(self, batch: Batch, tasks: Sequence[TaskReport], fetch: Fetch) -> Counts:
+        """Give the micro-batch its effect, once. `fetch` brings records again, for dead letters. Raises `CorruptInput`,
+        `SinkDown`, `StagingLost` or `OutboxDown`; then it is not committed and can be repeated."""
+        if corrupt((one for task in tasks for one in task.reports), self._settings.max_corrupt_share):
+            raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
+        self._faults.passed("staged", batch.batch_id)
+        self._spent = 0
+        counts = self._patience.keep(lambda: self._try(batch, tasks, fetch))
+        self._faults.passed("written", batch.batch_id)
+        return counts
+
+    def _try(self, batch: Batch, tasks: Sequence[TaskReport], fetch: Fetch) -> Counts:
+        try:
+            with self._database.transaction() as at:
+                if not self._ledger.enter(at, batch):
+                    return Counts()
+                return self._inside(at, batch, tasks, fetch)
+        except StateDown as error:
+            raise SinkDown(str(error)) from error
+
+    def _inside(self, at: Transaction, batch: Batch, tasks: Sequence[TaskReport], fetch: Fetch) -> Counts:
+        """The transaction waits for capacity between slices, so it must not be ended for idling."""
+        at.run("SET LOCAL idle_in_transaction_session_timeout = 0")
+        at.run("SET CONSTRAINTS ALL IMMEDIATE")
+        settings = self._settings
+        merge = Merge(at, settings.table, batch, settings.cost_of, settings.bounds, self._operation)
+        attempts = [task.attempt for task in tasks]
+        merge.check(attempts, sum(task.rows for task in tasks))
+        reports = [one for task in tasks for one in task.reports]
+        ids = {one.taken.id for one in reports if one.taken is not None}
+        sifted = sift(reports, self._ledger.seen_in(at, ids), self._settings.job)
+        outcome = Outcome()
+        if sifted.ids:
+            outcome = merge.merge(merge.choose(attempts, sifted.ids))
+        letters = [*sifted.letters, *self._refused(merge.guilty, fetch)]
+        if letters:
+            self._outbox.send(letters)
+        counts = self._counted(sifted, letters, tasks, merge, outcome)
+        merge.clean()
+        self._ledger.finish(at, batch, counts, sifted.ids, time.time_ns() // 1_000_000)
+        self._faults.passed("merging", batch.batch_id)
+        return counts
+
+    def _counted(
+        self, sifted: Sifted, letters: Sequence[DeadLetter], tasks: Sequence[TaskReport], merge: Merge, done: Outcome
+    ) -> Counts:
+        counts = sifted.counts
+        counts.rows = sum(one.staged for one in sifted.fresh)
+        counts.inserted, counts.replaced, counts.rows_refused = done.inserted, done.replaced, len(merge.guilty)
+        counts.repeats = counts.rows - counts.inserted - counts.replaced - counts.rows_refused
+        counts.dead_letters = by_reason(letters)
+        counts.requests = sum(task.requests for task in tasks) + merge.slices
+        counts.retries = sum(task.retries for task in tasks)
+        counts.cost = sum(task.cost for task in tasks) + self._spent
+        return counts
+
+    def _operation(self, cost: int, rows: int, work: Callable[[], Outcome]) -> Outcome:
+        """One slice: paced, and recorded before it goes out."""
+
+        def attempt(at_ns: int) -> Outcome:
+            self._ledger.dispatch(at_ns, cost, rows)
+            self._spent += cost
+            return work()
+
+        outcome = self._pacer.run(cost, attempt)
+        self._advanced()
+        return outcome
+
+    def _refused(self, guilty: Sequence[Guilty], fetch: Fetch) -> list[DeadLetter]:
+        if not guilty:
+            return []
+        records = {(one.topic, one.partition, one.offset): one for one in fetch([one.place for one in guilty])}
+        found = [(records[one.place], one.metric, one.time_ms, one.detail) for one in guilty]
+        return list(sink_rejected(found, self._settings.max_document_bytes, self._settings.job))

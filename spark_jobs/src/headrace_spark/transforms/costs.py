@@ -1,0 +1,95 @@
+"""What a request costs (spark-writer.md 5): a pure function of its rows, in capacity units.
+
+Forms, and sums of them: `per_request(n)`, `per_row(n)`, `per_kib(n)` for each KiB of the request or part of it, and
+`call(module:function)`, where the function gets the rows and returns an integer of at least 0. A request above the
+capacity is cut in halves; a single row above it is refused with its member (`too_expensive`), in the task.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from headrace_core.errors import ConfigError
+from headrace_spark.transforms.rows import Row
+
+_TERM: Final = re.compile(r"(per_row|per_request|per_kib)\(([1-9][0-9]{0,8})\)")
+_CALL: Final = re.compile(r"call\(([A-Za-z_][\w.]*):([A-Za-z_]\w*)\)")
+KIB: Final = 1024
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """The terms of the sum; `call` is `module:function` or empty."""
+
+    per_row: int = 0
+    per_request: int = 0
+    per_kib: int = 0
+    call: str = ""
+
+    def __call__(self, rows: int, size: int = 0) -> int:
+        """The cost of so many rows of `size` bytes together, without `call`."""
+        return self.per_row * rows + self.per_request + self.per_kib * -(-size // KIB)
+
+    def of(self, rows: Sequence[Row]) -> int:
+        """The cost of these rows as one request. Raises `ConfigError` if the function returns no cost."""
+        size = sum(row.size for row in rows) if self.per_kib else 0
+        return self(len(rows), size) + (self._called(rows) if self.call else 0)
+
+    @property
+    def varies(self) -> bool:
+        """Rows do not all cost the same."""
+        return bool(self.per_kib or self.call)
+
+    def largest(self, capacity: int) -> int:
+        """Most rows of one request within `capacity`, as far as their number says; 0 if not even one row fits, -1 if
+        any number does."""
+        left = capacity - self.per_request - self.per_kib
+        if left < 0:
+            return 0
+        return left // self.per_row if self.per_row else -1
+
+    def function(self) -> Callable[[Sequence[Row]], Any]:
+        """What `call` names. Raises `ConfigError`."""
+        module, _, name = self.call.partition(":")
+        try:
+            found: Callable[[Sequence[Row]], Any] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError("cost", f"call({self.call}) cannot be loaded: {error}") from None
+        return found
+
+    def _called(self, rows: Sequence[Row]) -> int:
+        charge = self.function()(rows)
+        if isinstance(charge, bool) or not isinstance(charge, int) or charge < 0:
+            raise ConfigError("cost", f"call({self.call}) returned {charge!r}, which is no integer of at least 0")
+        return charge
+
+
+class Dearest(msgspec.Struct, frozen=True):
+    """What a single row may cost: at most `capacity` by each of `costs`."""
+
+    costs: list[Cost]
+    capacity: int
+
+    def fits(self, row: Row) -> bool:
+        """Whether it can ever be sent."""
+        return all(cost.of([row]) <= self.capacity for cost in self.costs)
+
+
+def cost(text: str, field: str = "cost") -> Cost:
+    """Read a setting like `cost`. Raises `ConfigError`."""
+    found: dict[str, Any] = {}
+    for term in text.replace(" ", "").split("+"):
+        number, called = _TERM.fullmatch(term), _CALL.fullmatch(term)
+        name = number[1] if number else "call"
+        if (not number and not called) or name in found:
+            raise ConfigError(
+                field,
+                "must be a sum of per_row(n), per_request(n), per_kib(n) with n of at least 1 and"
+                f" call(module:function), each once at most, not {text!r}",
+            )
+        found[name] = int(number[2]) if number else f"{called[1]}:{called[2]}" if called else ""
+    return Cost(**found)

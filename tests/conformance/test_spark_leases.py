@@ -1,0 +1,96 @@
+"""Processes of Spark jobs that lease their capacity from a real PostgreSQL: one limit, used well, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace_spark import capacity
+from headrace_spark.settings import Settings, check
+from tests.support import postgres
+from tests.unit.spark.fakes import job
+from tests.unit.spark.test_pacing import largest_window
+
+CAPACITY = 400
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[str]:
+    if postgres.binaries() is None:
+        pytest.skip("no PostgreSQL server on this machine")
+    with postgres.server() as url:
+        yield url
+
+
+def settings(url: str) -> Settings:
+    return job(sink=url, state_dsn=url, path="staged", lease_store=url, resource="db", capacity=CAPACITY, max=40)
+
+
+def spend(url: str, log: Path, seed: int) -> None:
+    """What a Python worker does: one request after the other, until it is ended."""
+    dice, pacer = random.Random(seed), capacity.in_every_process(settings(url))()
+    with log.open("a", buffering=1) as file:
+        while True:
+            cost = dice.choice([5, 20, 40])
+            pacer.run(cost, lambda at_ns, cost=cost: file.write(f"{at_ns} {cost} {os.getpid()}\n"))
+
+
+def start(url: str, log: Path, seed: int) -> subprocess.Popen[bytes]:
+    call = f"spend({url!r}, pathlib.Path({str(log)!r}), {seed})"
+    code = f"import pathlib; from tests.conformance.test_spark_leases import spend; {call}"
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def dispatched(log: Path) -> list[tuple[int, int, int]]:
+    """(moment, cost, pid) of every whole line."""
+    lines = [line.split() for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return sorted((int(at), int(cost), int(pid)) for at, cost, pid in lines)
+
+
+def test_processes_share_one_capacity_and_what_a_killed_one_had_comes_back(store: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    check(settings(store))
+    alive = [start(store, log, seed) for seed in range(3)]
+    try:
+        until(lambda: len({pid for _, _, pid in dispatched(log)}) == 3, "all three send")
+        alive[0].kill()
+        alive[0].wait(30)
+        killed_ns = time.monotonic_ns()
+        left = int(0.75 * CAPACITY)  # more than what two of three have as long as the third one is there
+        until(lambda: busiest(log, killed_ns) >= left, "two of three use what the third one had")
+    finally:
+        for one in alive:
+            one.kill()
+            one.wait(30)
+    assert busiest(log, 0) <= CAPACITY
+
+
+def busiest(log: Path, since_ns: int) -> int:
+    """The most that went out in a second that began after `since_ns`."""
+    out = [(at, cost) for at, cost, _ in dispatched(log) if at >= since_ns]
+    return largest_window(out) if out else 0
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 240
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def test_the_driver_leases_as_its_workers_do(store: str) -> None:
+    pacer = capacity.in_driver(settings(store))
+    try:
+        at_ns = [pacer.run(40, lambda at_ns: at_ns) for _ in range(30)]
+    finally:
+        pacer.stop()
+    assert largest_window([(at, 40) for at in at_ns]) <= CAPACITY
+    assert pacer.used() > 0

@@ -1,0 +1,362 @@
+"""The staged path against a real PostgreSQL, without Spark: one effect for each micro-batch, whatever dies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from headrace_schemas import validator
+from headrace_spark.counts import Counts
+from headrace_spark.database import Database
+from headrace_spark.exits import CorruptInput
+from headrace_spark.faults import NO_FAULTS
+from headrace_spark.ledger import Ledger
+from headrace_spark.patience import Patience
+from headrace_spark.settings import Settings
+from headrace_spark.sinks import staging
+from headrace_spark.sinks.merging import sweep
+from headrace_spark.sinks.port import Batch, SinkDown
+from headrace_spark.sinks.postgres import PostgresSink
+from headrace_spark.sinks.staging import Connection, Stager, StagingLost, TaskReport, Work
+from headrace_spark.staged import StagedWriter
+from headrace_spark.transforms.dead_letters import DeadLetter
+from headrace_spark.transforms.records import Record, report
+from headrace_spark.writing import BatchWriter
+from tests.support import postgres
+from tests.unit.spark.fakes import AtOnce, Outbox, document, job, member, record
+
+_BATCH = Batch("q", 0)
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    if postgres.binaries() is None:
+        pytest.skip("no PostgreSQL server on this machine")
+    with postgres.server() as url:
+        yield url
+
+
+class Bench:
+    """An empty database with all tables, records to write, and what went out."""
+
+    def __init__(self, url: str, **changes: object) -> None:
+        self.url = url
+        self.settings: Settings = job(sink=url, state_dsn=url, path="staged", **changes)
+        self.ledger = Ledger(Database(url), "w")
+        self.ledger.prepare()
+        PostgresSink(url).prepare()
+        staging.prepare(url, "measurements")
+        self.ledger.remember("q", "checkpoint")
+        self.outbox, self.pacer = Outbox(), AtOnce()
+        self.slept: list[float] = []
+        self.attempts = itertools.count()
+
+    def task(self, part: int, records: Sequence[Record], batch: Batch = _BATCH) -> TaskReport:
+        """A task attempt that runs to its end."""
+        stager = self.stager(part, batch)
+        for one in records:
+            stager.add(report(one, 1_000_000))
+        return stager.finish()
+
+    def stager(self, part: int = 0, batch: Batch = _BATCH, connection: Connection | None = None) -> Stager:
+        settings = self.settings
+        work = Work(
+            settings.sink, settings.table, batch, "run", settings.chunk_bounds, settings.stage_cost_of,
+            settings.dearest, 1_000_000, settings.sink_down_max_ms, NO_FAULTS,
+        )  # fmt: skip
+        attempt = f"run:{next(self.attempts)}"
+        return Stager(work, part, 0, attempt, connection or Connection(self.url), self.pacer, self.slept.append)
+
+    def writer(self, outbox: Any = None) -> StagedWriter:
+        patience = Patience(3_000, sleep=self.slept.append)
+        return StagedWriter(self.settings, self.ledger, outbox or self.outbox, self.pacer, patience)
+
+    def write(self, records: Sequence[Record], batch: Batch = _BATCH, tasks: int = 2) -> Counts:
+        """The whole micro-batch, spread over tasks."""
+        done = [self.task(part, records[part::tasks], batch) for part in range(tasks)]
+        return self.writer().write(batch, done, fetch_from(records))
+
+    def sql(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url, autocommit=True) as db:
+            found = db.execute(text, values)
+            return found.fetchall() if found.description else []
+
+    def stored(self) -> list[tuple[Any, ...]]:
+        return self.sql(
+            "SELECT source, metric, time_ms, value, boolean, closed_at, batch FROM measurements ORDER BY 1,2,3"
+        )
+
+    def staged(self) -> int:
+        return int(self.sql("SELECT count(*) FROM hr_stage_measurements")[0][0])
+
+
+def fetch_from(records: Sequence[Record]) -> Callable[[Sequence[staging.Place]], list[Record]]:
+    return lambda places: [one for one in records if (one.topic, one.partition, one.offset) in set(places)]
+
+
+@pytest.fixture
+def make(server: str) -> Callable[..., Bench]:
+    def bench(**changes: object) -> Bench:
+        name = f"b{next(_numbers)}"
+        with psycopg.connect(server, autocommit=True) as db:
+            db.execute(f"CREATE DATABASE {name}")
+        return Bench(server.rpartition("/")[0] + f"/{name}", **changes)
+
+    return bench
+
+
+def mixed(first: int = 0) -> list[Record]:
+    """A good document, one with bad members, text, a repeat, and one that replaces a row of the first."""
+    whole = document(1, [member(1, {"a": 1, "b": True, "unit": "C"}), member(2, None), member(3, 3.5)])
+    values = [
+        whole,
+        b"not json",
+        document(2, [member(1, {"a": 7}), *[member(t, t) for t in range(10, 16)]], closed_at=60),
+    ]
+    return [record(first + offset, value) for offset, value in enumerate([*values, whole])]
+
+
+def test_a_micro_batch_has_the_effect_and_the_numbers_of_the_direct_path(make: Callable[..., Bench]) -> None:
+    bench, other = make(), make()
+    counts = bench.write(mixed())
+    sink, outbox = PostgresSink(other.url), Outbox()
+    direct = BatchWriter(other.settings, other.ledger, sink, outbox, AtOnce(), Patience(0))
+    expected = direct.write(_BATCH, [report(one, 1_000_000) for one in mixed()])
+    assert bench.stored() == other.stored()
+    same = ("records", "documents", "documents_repeated", "members", "members_taken", "rows", "inserted", "repeats",
+            "text_leaves_dropped", "dead_letters")  # fmt: skip
+    assert {name: getattr(counts, name) for name in same} == {name: getattr(expected, name) for name in same}
+    assert {one.value for one in bench.outbox.letters} == {one.value for one in outbox.letters}
+    assert bench.ledger.totals() == counts
+    assert bench.staged() == 0
+
+
+def test_every_chunk_and_every_slice_is_one_operation_that_is_paid_and_recorded(make: Callable[..., Bench]) -> None:
+    bench = make(cost="per_row(2)", stage_cost="per_request(5)", max=4)
+    counts = bench.write([record(0, document(1, [member(t, t) for t in range(10)]))], tasks=1)
+    assert bench.pacer.costs == [5, 5, 5, 8, 8, 4]
+    assert (counts.requests, counts.cost) == (6, 35)
+    assert bench.sql("SELECT cost, rows FROM hr_dispatch ORDER BY at_ns") == [
+        (5, 4), (5, 4), (5, 2), (8, 4), (8, 4), (4, 2),
+    ]  # fmt: skip
+    assert bench.sql("SELECT records, rows, cost FROM hr_batch_ledger") == [(1, 10, 35)]
+
+
+def test_slices_and_chunks_are_halved_until_their_kib_fit(make: Callable[..., Bench]) -> None:
+    bench = make(cost="per_kib(10)", stage_cost="per_kib(5)", capacity=30, max=100)
+    counts = bench.write([record(0, document(1, [member(t, t, "m" * 1000) for t in range(8)]))], tasks=1)
+    assert counts.inserted == 8
+    assert max(bench.pacer.costs) <= 30
+    assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(counts.cost,)]
+    assert sorted(bench.sql("SELECT rows, cost FROM hr_dispatch")) == [(2, 30)] * 4 + [(4, 25)] * 2
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3])
+def test_the_number_of_tasks_changes_nothing(make: Callable[..., Bench], tasks: int) -> None:
+    bench, one = make(), make()
+    assert bench.write(mixed(), tasks=tasks).items() | {"requests": 0, "cost": 0} == one.write(
+        mixed(), tasks=1
+    ).items() | {
+        "requests": 0,
+        "cost": 0,
+    }
+    assert bench.stored() == one.stored()
+
+
+def test_a_higher_version_replaces_in_one_micro_batch_and_over_several(make: Callable[..., Bench]) -> None:
+    bench = make()
+    both = [record(0, document(1, [member(1, 1)], closed_at=10)), record(1, document(2, [member(1, 2)], closed_at=11))]
+    assert (bench.write(both).inserted, bench.stored()[0][3]) == (1, 2.0)
+    older = bench.write([record(2, document(3, [member(1, 3)], closed_at=9))], Batch("q", 1))
+    newer = bench.write([record(3, document(4, [member(1, 4)], closed_at=12))], Batch("q", 2))
+    assert (older.repeats, newer.replaced, bench.stored()[0][3]) == (1, 1, 4.0)
+
+
+def test_a_document_of_an_earlier_micro_batch_is_a_repeat(make: Callable[..., Bench]) -> None:
+    bench = make()
+    first = bench.write(mixed())
+    again = bench.write(mixed(10), Batch("q", 1))
+    assert (again.documents, again.documents_repeated, again.rows) == (0, 3, 0)
+    assert bench.ledger.totals().inserted == first.inserted == len(bench.stored())
+    assert bench.staged() == 0
+
+
+def test_what_a_dead_attempt_staged_is_never_merged_and_goes_away(make: Callable[..., Bench]) -> None:
+    bench = make(max=2)
+    dead = bench.stager()
+    dead.add(report(record(0, document(1, [member(t, 99.0) for t in range(7)])), 1_000_000))
+    assert bench.staged() == 6
+    good = [record(0, document(1, [member(t, t) for t in range(7)]))]
+    assert bench.write(good).inserted == 7
+    assert [row[3] for row in bench.stored()] == [float(t) for t in range(7)]
+    assert bench.staged() == 0
+
+
+def test_a_replay_after_the_commit_writes_nothing(make: Callable[..., Bench]) -> None:
+    bench = make()
+    tasks = [bench.task(0, mixed())]
+    counts = bench.writer().write(_BATCH, tasks, fetch_from([]))
+    assert bench.writer().done(_BATCH)
+    spent = len(bench.pacer.costs)
+    assert bench.writer().write(_BATCH, tasks, fetch_from([])) == Counts()
+    assert len(bench.pacer.costs) == spent
+    assert bench.ledger.totals() == counts
+
+
+def test_a_staging_table_that_was_emptied_fails_the_micro_batch_and_the_replay_succeeds(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make()
+    tasks = [bench.task(0, mixed())]
+    bench.sql("TRUNCATE hr_stage_measurements")
+    with pytest.raises(StagingLost, match="0 rows are staged, but the tasks reported 13"):
+        bench.writer().write(_BATCH, tasks, fetch_from([]))
+    assert (bench.stored(), bench.sql("SELECT * FROM hr_batch_ledger")) == ([], [])
+    assert bench.write(mixed()).inserted == 9
+
+
+def test_rows_that_a_constraint_refuses_are_dead_letters_and_the_rest_is_merged(make: Callable[..., Bench]) -> None:
+    bench = make(max=1000)
+    bench.sql("ALTER TABLE measurements ADD CHECK (value < 100)")
+    bench.sql("ALTER TABLE measurements ADD UNIQUE (metric, time_ms) DEFERRABLE INITIALLY DEFERRED")
+    values = [
+        document(
+            1,
+            [
+                member(1, {"a": 1, "b": 500}),
+                member(2, 600, "x"),
+                member(3, None),
+                *[member(t, t) for t in range(10, 90)],
+            ],
+        ),
+        document(2, [member(1, {"a": 1, "c": 500})], source="te/device/b//"),
+    ]
+    records = [record(offset, value) for offset, value in enumerate(values)]
+    counts = bench.write(records)
+    assert (counts.rows, counts.inserted, counts.rows_refused) == (85, 81, 4)
+    assert counts.dead_letters == {"null_value": 1, "sink_rejected": 3}
+    letters = [json.loads(one.value) for one in bench.outbox.letters]
+    assert all(list(validator("dead-letter").iter_errors(one)) == [] for one in letters)
+    refused = {(one["offset"], one["element"]): one for one in letters if one["reason"] == "sink_rejected"}
+    assert sorted(refused) == [(0, 0), (0, 1), (1, 0)]
+    assert "env.b" in refused[0, 0]["detail"]
+    assert refused[1, 0]["detail"].count("env.") == 2
+    assert refused[0, 1]["payload"] == values[0].decode()
+    assert ("env.a", 1.0) in [(row[1], row[3]) for row in bench.stored()]
+    assert bench.staged() == 0
+
+
+def test_two_drivers_with_the_same_micro_batch_have_one_effect(make: Callable[..., Bench]) -> None:
+    bench = make()
+    tasks = [[bench.task(0, mixed())] for _ in range(2)]
+    writers = [bench.writer(), bench.writer()]
+    with ThreadPoolExecutor() as threads:
+        both = [
+            threads.submit(one.write, _BATCH, done, fetch_from([])) for one, done in zip(writers, tasks, strict=True)
+        ]
+        counts = sorted((one.result() for one in both), key=lambda found: found.records)
+    assert [one.records for one in counts] == [0, 4]
+    assert bench.ledger.totals() == counts[1]
+    assert len(bench.stored()) == 9
+
+
+class Cutting:
+    """An outbox whose first letters cost the writer its connection, inside the transaction."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.times = 0
+
+    def send(self, letters: Sequence[DeadLetter]) -> None:
+        self.times += 1
+        if self.times == 1:
+            cut(self.bench)
+        self.bench.outbox.send(letters)
+
+
+def cut(bench: Bench) -> None:
+    """End every other connection, as a restart of the server does."""
+    bench.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+
+
+def test_a_connection_lost_in_the_transaction_is_tried_again(make: Callable[..., Bench]) -> None:
+    bench = make()
+    tasks = [bench.task(0, mixed())]
+    counts = bench.writer(Cutting(bench)).write(_BATCH, tasks, fetch_from([]))
+    assert counts.inserted == len(bench.stored()) == 9
+    assert bench.slept == [0.5, 1.0], "the connection of the merge, then the one that records what goes out"
+    assert bench.ledger.totals() == counts
+    assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(counts.cost,)], "every attempt is charged"
+
+
+def test_a_chunk_whose_connection_was_lost_is_staged_once(make: Callable[..., Bench]) -> None:
+    bench = make(max=2)
+    stager = bench.stager()
+    stager.add(report(record(0, document(1, [member(t, t) for t in range(5)])), 1_000_000))
+    cut(bench)
+    done = stager.finish()
+    assert (done.rows, done.requests, done.retries, bench.staged()) == (5, 3, 1, 5)
+    assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(done.cost,)]
+    assert bench.writer().write(_BATCH, [done], fetch_from([])).inserted == 5
+
+
+def test_a_store_that_stays_down_fails_the_task_and_the_driver(make: Callable[..., Bench]) -> None:
+    bench = make(sink_down_max_ms=2_000)
+    done = bench.task(0, mixed())
+    stager = bench.stager(connection=Connection("postgresql://nobody@127.0.0.1:1/none?connect_timeout=2"))
+    stager.add(report(mixed()[0], 1_000_000))
+    with pytest.raises(SinkDown):
+        stager.finish()
+    away = job(sink="postgresql://nobody@127.0.0.1:1/none?connect_timeout=2", path="direct")
+    writer = StagedWriter(away, bench.ledger, bench.outbox, bench.pacer, Patience(2_000, sleep=bench.slept.append))
+    with pytest.raises(SinkDown):
+        writer.write(_BATCH, [done], fetch_from([]))
+
+
+def test_a_wrong_schema_does_not_drain_a_topic(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bad = [record(offset, b"{}") for offset in range(101)]
+    with pytest.raises(CorruptInput):
+        bench.write(bad)
+    assert bench.outbox.letters == []
+    assert bench.sql("SELECT * FROM hr_batch_ledger") == []
+
+
+def test_sweeping_spares_what_others_still_need(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.sql("INSERT INTO hr_query VALUES ('other', 'p', 'elsewhere')")
+    for batch in (Batch("q", 0), Batch("q", 5), Batch("p", 0), Batch("gone", 0)):
+        bench.task(0, [record(0, document(1, [member(1, 1)]))], batch)
+    with Database(bench.url).transaction() as at:
+        assert sweep(at, "measurements", "q", 5) == 2
+    assert bench.sql("SELECT query_id, batch_id FROM hr_stage_measurements ORDER BY 1, 2") == [("p", 0), ("q", 5)]
+    bench.writer().begin("q")
+    assert bench.sql("SELECT query_id FROM hr_stage_measurements") == [("p",)]
+
+
+def test_a_merge_waits_for_another_with_the_same_keys_and_neither_is_lost(make: Callable[..., Bench]) -> None:
+    bench, start = make(max=3), threading.Barrier(2)
+    done = [
+        bench.task(0, [record(n, document(n + 1, [member(t, n) for t in range(30)], closed_at=n))], Batch("q", n))
+        for n in range(2)
+    ]
+
+    def write(number: int) -> Counts:
+        start.wait()
+        return bench.writer().write(Batch("q", number), [done[number]], fetch_from([]))
+
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(write, range(2)))
+    assert sum(one.inserted + one.replaced + one.repeats for one in found) == 60
+    assert {row[3] for row in bench.stored()} == {1.0}

@@ -1,0 +1,224 @@
+"""Whether a checkpoint is the job's own and whole, and the two commands that look after it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace_core.errors import ConfigError
+from headrace_spark import checkpoint, exits
+from headrace_spark.counts import Counts
+from headrace_spark.database import Database
+from headrace_spark.exits import CheckpointRefused
+from headrace_spark.jobs.checkpoint import main
+from headrace_spark.ledger import Ledger
+from headrace_spark.sinks.port import Batch
+from tests.unit.spark.test_settings import write
+
+_OFFSETS = 'v1\n{"batchWatermarkMs":0,"conf":{}}\n{"headrace.batches":{"0":7}}'
+
+
+class Folder:
+    """A checkpoint with micro-batches `first` to `last`, all but the newest in Spark's commit log, and a job file."""
+
+    def __init__(self, at: Path, first: int = 3, last: int = 6) -> None:
+        self.at = at / "checkpoint"
+        for name in ("offsets", "commits"):
+            (self.at / name).mkdir(parents=True)
+        for number in range(first, last + 1):
+            self.offsets(number).write_text(_OFFSETS)
+            (self.at / "offsets" / f".{number}.crc").write_bytes(b"crc")
+        for number in range(first, last):
+            (self.at / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+        self.metadata = self.at / "metadata"
+        self.metadata.write_text('{"id":"q"}')
+        self.config = write(at, checkpoint=str(self.at), state_dsn=f"sqlite://{at}/state.db")
+        self.ledger = Ledger(Database(f"sqlite://{at}/state.db"), "writer")
+        self.ledger.prepare()
+        self.ledger.remember("q", str(self.at))
+
+    def offsets(self, number: int) -> Path:
+        return self.at / "offsets" / str(number)
+
+    def write_ledger(self, to: int) -> None:
+        for number in range(to + 1):
+            self.ledger.commit(Batch("q", number), Counts(), [], 0)
+
+    def run(self, *arguments: str) -> int:
+        return main([arguments[0], "--config", str(self.config), *arguments[1:]])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def test_a_checkpoint_is_accepted_only_if_it_is_the_jobs_own(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    (own / "metadata").write_text('{"id":"q"}')
+    known = ("q", str(own))
+    no = {"new_query": False, "new_checkpoint": False}
+    checkpoint.check(None, other, **no)
+    checkpoint.check(known, own, **no)
+    with pytest.raises(exits.CheckpointRefused, match="--new-checkpoint"):
+        checkpoint.check(known, other, **no)
+    checkpoint.check(known, other, new_query=False, new_checkpoint=True)
+    with pytest.raises(exits.CheckpointRefused, match="--new-query"):
+        checkpoint.check(("p", str(own)), own, **no)
+    (own / "metadata").unlink()
+    with pytest.raises(exits.CheckpointRefused, match="missing"):
+        checkpoint.check(known, own, **no)
+    checkpoint.check(known, own, new_query=True, new_checkpoint=False)
+    (own / "metadata").write_text("")
+    with pytest.raises(exits.CheckpointRefused, match="cannot be read"):
+        checkpoint.check(known, own, **no)
+
+
+def test_a_checkpoint_that_is_whole_is_taken_and_listed(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.write_ledger(6)
+    checkpoint.whole(folder.at, 6)
+    checkpoint.whole(folder.at / "new", None)
+    assert folder.run("doctor") == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        *(f"offsets/{number}: committed, in the ledger" for number in (3, 4, 5)),
+        "offsets/6: not committed, in the ledger",
+    ]
+    assert said.err == ""
+
+
+def test_a_folder_that_cannot_hold_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    checkpoint.probe(tmp_path / "new" / "deep")
+    assert list((tmp_path / "new" / "deep").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        checkpoint.probe(tmp_path / "file")
+
+
+def hole(folder: Folder) -> None:
+    folder.offsets(4).unlink()
+
+
+def empty(folder: Folder) -> None:
+    folder.offsets(6).write_text("")
+
+
+def cut(folder: Folder) -> None:
+    folder.offsets(6).write_text(_OFFSETS[:-3])
+
+
+def cut_early(folder: Folder) -> None:
+    folder.offsets(6).write_text(_OFFSETS[:20])
+
+
+def newest_gone(folder: Folder) -> None:
+    folder.offsets(6).unlink()
+    folder.offsets(5).unlink()
+
+
+def behind_the_ledger(folder: Folder) -> None:
+    folder.write_ledger(7)
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (hole, "offsets/4 is missing"),
+        (empty, "offsets/6 is empty"),
+        (cut, "offsets/6 is cut"),
+        (cut_early, "offsets/6 is cut"),
+        (newest_gone, "commits/ goes to 5, but offsets/ to 4"),
+        (behind_the_ledger, "the ledger has micro-batch 7, but offsets/ goes to 6"),
+    ],
+)
+def test_damage_is_refused_with_its_name(
+    folder: Folder, damage: object, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(damage)
+    damage(folder)
+    with pytest.raises(CheckpointRefused, match=problem):
+        checkpoint.whole(folder.at, folder.ledger.newest("q"))
+    assert folder.run("doctor") == 3
+    assert problem in capsys.readouterr().err
+
+
+def test_only_a_newest_entry_that_was_never_committed_can_be_removed(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty(folder)
+    assert folder.run("doctor", "--remove-newest") == 0
+    assert sorted(path.name for path in (folder.at / "offsets").iterdir()) == [
+        ".3.crc",
+        ".4.crc",
+        ".5.crc",
+        "3",
+        "4",
+        "5",
+    ]
+    assert folder.run("doctor", "--remove-newest") == 3
+    assert "offsets/5 was committed: Spark's commit log has it" in capsys.readouterr().err
+    assert folder.offsets(5).exists()
+
+
+def test_an_entry_that_the_ledger_has_stays(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.write_ledger(6)
+    assert folder.run("doctor", "--remove-newest") == 3
+    assert "offsets/6 was committed: the ledger has it" in capsys.readouterr().err
+    assert folder.offsets(6).exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "{"])
+def test_a_missing_query_id_is_restored_from_the_state_store(folder: Folder, content: str | None) -> None:
+    folder.metadata.unlink()
+    (folder.at / ".metadata.crc").write_bytes(b"crc")
+    if content is not None:
+        folder.metadata.write_text(content)
+    assert folder.run("doctor") == 3
+    assert folder.run("repair") == 0
+    assert json.loads(folder.metadata.read_text()) == {"id": "q"}
+    assert not (folder.at / ".metadata.crc").exists()
+    assert folder.run("doctor") == 0
+    assert folder.run("repair") == 0
+
+
+def test_a_query_id_is_not_restored_into_a_folder_that_is_not_the_jobs(folder: Folder) -> None:
+    folder.metadata.write_text('{"id":"other"}')
+    assert folder.run("repair") == 3
+    folder.metadata.unlink()
+    folder.ledger.remember("q", "/elsewhere")
+    assert folder.run("repair") == 3
+    assert not folder.metadata.exists()
+
+
+def test_nor_into_an_emptied_folder_whose_batch_ids_would_start_again(folder: Folder) -> None:
+    folder.metadata.unlink()
+    folder.write_ledger(2)
+    for name in ("offsets", "commits"):
+        for file in (folder.at / name).iterdir():
+            file.unlink()
+    assert folder.run("repair") == 3
+    assert not folder.metadata.exists()
+
+
+def test_nor_for_a_job_that_nobody_knows(tmp_path: Path) -> None:
+    config = write(tmp_path, checkpoint=str(tmp_path / "c"), state_dsn=f"sqlite://{tmp_path}/other.db")
+    assert main(["repair", "--config", str(config)]) == 3
+    assert main(["doctor", "--config", str(config)]) == 0
+    assert main(["doctor", "--config", str(tmp_path / "none.toml")]) == 2
+
+
+def test_the_command_line_passes_it_on(folder: Folder) -> None:
+    folder.metadata.unlink()
+    command = [sys.executable, "-m", "headrace", "checkpoint"]
+    refused = subprocess.run(
+        [*command, "doctor", "--config", folder.config], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 3
+    assert "headrace checkpoint repair" in refused.stderr
+    done = subprocess.run([*command, "repair", "--config", folder.config], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "metadata names the query q\n")

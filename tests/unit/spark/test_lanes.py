@@ -1,0 +1,185 @@
+"""Mode `lanes`: one request after the other, in order of time, each once, whatever dies or refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace_core.errors import ConfigError
+from headrace_schemas import validator
+from headrace_spark.counts import Counts
+from headrace_spark.database import Database
+from headrace_spark.exits import Rejection
+from headrace_spark.lanes import LaneWriter, pack
+from headrace_spark.ledger import Ledger
+from headrace_spark.patience import Patience
+from headrace_spark.settings import Settings, check
+from headrace_spark.sinks.callables import CallableSink, Context, Result
+from headrace_spark.sinks.port import Batch, SinkDown
+from headrace_spark.transforms.records import Record, Report, report
+from headrace_spark.transforms.rows import Row
+from tests.support.packing import Row as PackedRow
+from tests.support.packing import broken_invariants
+from tests.unit.spark.fakes import AtOnce, Killed, Outbox, document, job, member
+
+_BATCH = Batch("q", 0)
+Answer = Callable[[Sequence[Row], Context], Any]
+DESTINATION: list[Answer] = []
+
+
+def deliver(rows: Sequence[Row], context: Context) -> Any:
+    """The sink of these tests: whatever stands last in DESTINATION answers."""
+    return DESTINATION[-1](rows, context)
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.ledger = Ledger(Database(f"sqlite://{folder}/state.db"), "w")
+        self.ledger.prepare()
+        self.outbox, self.pacer = Outbox(), AtOnce()
+        self.slept: list[float] = []
+        self.calls: list[tuple[str, int, list[Row]]] = []
+        self.answers: dict[tuple[str, int], Any] = {}
+        DESTINATION.append(self.answer)
+
+    def answer(self, rows: Sequence[Row], context: Context) -> Any:
+        self.calls.append((context.request_id, context.attempt, list(rows)))
+        found = self.answers.get((context.request_id, context.attempt))
+        if isinstance(found, BaseException):
+            del self.answers[context.request_id, context.attempt]
+            raise found
+        return found
+
+    def write(self, found: Sequence[Report], batch: Batch = _BATCH, **changes: object) -> Counts:
+        settings = lanes(**changes)
+        sink = CallableSink(settings.sink)
+        patience = Patience(settings.sink_down_max_ms, sleep=self.slept.append)
+        writer = LaneWriter(settings, self.ledger, sink, self.outbox, self.pacer, patience)
+        return Counts() if writer.done(batch) else writer.write(batch, found)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def lanes(**changes: object) -> Settings:
+    plain: dict[str, object] = {"mode": "lanes", "sink": "call:tests.unit.spark.test_lanes:deliver", "max": 4}
+    return job(**{**plain, **changes})
+
+
+def found(partitions: int = 2) -> list[Report]:
+    """Documents whose times go back and forth, over some lanes, with a bad one and a repeat."""
+    values = [
+        document(n, [member(t, {"a": n, "b": t}) for t in range(10 - n, 16 - n)], source=f"te/device/{n % 3}//")
+        for n in range(6)
+    ]
+    values += [b"{", values[0]]
+    return [
+        report(Record("t", offset % partitions, offset, offset, None, value, []), 100_000)
+        for offset, value in enumerate(values)
+    ]
+
+
+def test_each_lane_gets_all_its_rows_once_in_order_of_time_and_by_the_rules_of_packing(bench: Bench) -> None:
+    counts = bench.write(found())
+    assert (counts.rows, counts.inserted, counts.documents_repeated, counts.rejected) == (72, 72, 1, 1)
+    assert counts.requests == len(bench.calls) == len({name for name, _, _ in bench.calls})
+    for lane, parity in (("t-0:0:6", 0), ("t-1:1:7", 1)):
+        calls = [(name, rows) for name, _, rows in bench.calls if name.startswith(lane)]
+        assert [name for name, _ in calls] == [f"{lane}:{index}" for index in range(len(calls))]
+        sent = [[PackedRow(f"{row.source}${row.metric}", row.time_ms, row.batch) for row in rows] for _, rows in calls]
+        rows = [
+            PackedRow(f"te/device/{n % 3}//$env.{leaf}", t, f"{n:032x}")
+            for n in range(parity, 6, 2) for t in range(10 - n, 16 - n) for leaf in "ab"
+        ]  # fmt: skip
+        assert broken_invariants(rows, sent, 4) == []
+    assert counts == bench.ledger.totals()
+
+
+def test_the_requests_do_not_depend_on_the_order_of_the_reports() -> None:
+    reports = found(3)
+    assert pack(reports, reports[:6], lanes()) == pack(
+        reports[::-1], sorted(reports[:6], key=lambda one: one.place), lanes()
+    )
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_after_a_kill_it_goes_on_where_it_ended_and_only_the_unknown_one_goes_twice(bench: Bench, after: int) -> None:
+    clean = [one.request.id for one in pack(found(), found()[:6], lanes())]
+    bench.answers[clean[after], 1] = Killed()
+    with pytest.raises(Killed):
+        bench.write(found())
+    bench.write(found())
+    assert [name for name, _, _ in bench.calls] == [*clean[: after + 1], *clean[after:]]
+    assert bench.ledger.sent(_BATCH) == {}, "the record goes away with the commit"
+    bench.calls.clear()
+    bench.write(found())
+    assert bench.calls == []
+
+
+def test_the_same_request_again_and_never_the_next_one_before_it(bench: Bench) -> None:
+    first, second = [one.request.id for one in pack(found(), found()[:6], lanes())][:2]
+    bench.answers[first, 1] = Result("retry", "429", retry_after_ms=7_000)
+    bench.answers[first, 2] = ConnectionError("reset")
+    counts = bench.write(found())
+    assert [call[:2] for call in bench.calls[:4]] == [(first, 1), (first, 2), (first, 3), (second, 1)]
+    assert bench.slept == [7.0, 1.0]
+    assert counts.retries == 2
+    assert len(bench.pacer.costs) == counts.requests + 2, "every attempt is charged"
+
+
+def test_a_request_that_is_never_taken_fails_the_micro_batch(bench: Bench) -> None:
+    first = pack(found(), found()[:6], lanes())[0].request.id
+    bench.answers = {(first, attempt): Result("retry", "503") for attempt in range(1, 50)}
+    with pytest.raises(SinkDown, match="503"):
+        bench.write(found(), max_send_ms=1)
+    assert not bench.ledger.done(_BATCH)
+    bench.answers = {}
+    assert bench.write(found()).inserted == 72
+
+
+def test_refused_content_is_parked_and_the_lane_goes_on(bench: Bench) -> None:
+    second = pack(found(), found()[:6], lanes())[1].request
+    bench.answers[second.id, 1] = Result("reject", "bad unit")
+    counts = bench.write(found())
+    assert (counts.rows, counts.inserted, counts.rows_refused) == (72, 68, 4)
+    assert counts.dead_letters == {"sink_rejected": 1, "not_json": 1}
+    [letter] = [one for one in bench.outbox.letters if one.reason == "sink_rejected"]
+    told = json.loads(letter.value)
+    assert list(validator("dead-letter").iter_errors(told)) == []
+    assert (told["detail"], len(json.loads(told["payload"]))) == ("bad unit", 4)
+    assert dict(letter.headers)["id"] == f"w:{second.id}".encode()
+
+
+def test_refused_content_can_stop_the_job(bench: Bench) -> None:
+    first = pack(found(), found()[:6], lanes())[0].request
+    bench.answers[first.id, 1] = Result("reject", "bad unit")
+    with pytest.raises(Rejection, match="bad unit"):
+        bench.write(found(), on_reject="stop")
+    assert not bench.ledger.done(_BATCH)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"sink": "sqlite:////s.db"}, "sink"),
+        ({"path": "staged"}, "path"),
+        ({"max": 1001}, "cost"),
+        ({"cost": "per_kib(200)"}, "cost"),
+        ({"mode": "keyed"}, "sink"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(changes: dict[str, object], field: str) -> None:
+    check(lanes(max=1000))
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        check(lanes(**changes))
+
+
+def test_a_function_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^sink: "):
+        CallableSink("call:tests.unit.spark.test_lanes:nobody")
