@@ -56,8 +56,8 @@ class Batcher:
         raw = state.get(keys.CLOCK)
         self._written = Clock(BEFORE_ALL) if raw is None else _clock(raw)
         self._now_ms, self._batches = self._written.now_ms, self._written.batches
-        self._deadlines = Ahead(state, b"d")
-        self._history = Ahead(state, b"x")
+        self._deadlines = Ahead(state, keys.DUE)
+        self._history = Ahead(state, keys.FORGET)
         self._windows = Windows(state)
         self._open: dict[int, Open] = {}
         """By number: batches that are newer than in the state."""

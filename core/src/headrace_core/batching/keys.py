@@ -35,7 +35,7 @@ _time_key = Struct(">cQQ").pack
 
 PAGE = 16
 PRIMARY = b"cbmx"
-CLOCK = b"c"
+CLOCK, DUE, FORGET = b"c", b"d", b"x"
 SHIFT = 1 << 63
 TOP = (1 << 64) - 1
 LOWEST_MS, HIGHEST_MS = -(1 << 62), (1 << 62) - 1
@@ -149,7 +149,7 @@ def open_key(number: int) -> bytes:
 
 
 def due_key(deadline_ms: int, number: int) -> bytes:
-    return _time_key(b"d", deadline_ms + SHIFT, number + SHIFT)
+    return _time_key(DUE, deadline_ms + SHIFT, number + SHIFT)
 
 
 def page_key(number: int, page: int) -> bytes:
@@ -167,4 +167,4 @@ def identity_key(source: str, event_ms: int, type_: str) -> bytes:
 
 def forget_key(last_ms: int, number: int) -> bytes:
     """`last_ms`: the last clock at which the identities of the batch are remembered."""
-    return _time_key(b"x", last_ms + SHIFT, number + SHIFT)
+    return _time_key(FORGET, last_ms + SHIFT, number + SHIFT)
