@@ -36,7 +36,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _clock = msgspec.msgpack.Decoder(Clock).decode
 _open = msgspec.msgpack.Decoder(Open).decode
 _page = msgspec.msgpack.Decoder(Page).decode
-_identities = msgspec.msgpack.Decoder(list[bytes]).decode
+_identities = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+"""The keys of identities: each as it is encoded alone."""
 _event_ms = attrgetter("event_ms")
 
 
@@ -92,7 +93,7 @@ class Batcher:
     def flush(self, receipt_ms: int) -> list[Output]:
         """Due batches, then all others by deadline and opening, closed at the clock (8)."""
         outputs = self._advance(receipt_ms)
-        outputs += [self._close(key, self._now_ms, Close.FLUSH) for key, _ in self._deadlines.take(NEVER)]
+        outputs += [self._close(number, self._now_ms, Close.FLUSH) for _, number, _ in self._deadlines.take(NEVER)]
         return self._end(outputs)
 
     def next_due(self) -> int | None:
@@ -132,7 +133,7 @@ class Batcher:
     def _due(self) -> list[Batch]:
         """6.2: every batch whose deadline is at or before the clock, by deadline, then by opening."""
         due = self._deadlines.take(self._now_ms + 1)
-        return [self._close(key, keys.number_of(key[1:9]), Close.TIMEOUT) for key, _ in due]
+        return [self._close(number, deadline_ms, Close.TIMEOUT) for deadline_ms, number, _ in due]
 
     def _refusal(self, event_ms: int, identity: bytes) -> Reason | None:
         """6.4, then 6.5; a message exactly at a limit is accepted. What is forgotten (7) is not in the state."""
@@ -194,7 +195,7 @@ class Batcher:
         self._batches += 1
         self.opened[cause] += 1
         self._windows.open(message.source, batch.window)
-        self._deadlines.put(keys.due_key(batch.deadline_ms, number), b"")
+        self._deadlines.put(batch.deadline_ms, number, b"")
         return batch
 
     def _read(self, number: int) -> Open:
@@ -213,14 +214,13 @@ class Batcher:
         batch.pages += 1
         batch.last = []
 
-    def _close(self, due: bytes, closed_ms: int, close: Close) -> Batch:
+    def _close(self, number: int, closed_ms: int, close: Close) -> Batch:
         """Put the batch out and remember its identities (7, 9), by the settings of its opening (3)."""
-        number = keys.number_of(due[9:])
         batch = self._open.get(number) or self._read(number)
         del self._open[number]
         source, members = batch.source, self._taken_out(batch)
-        identities = [keys.identity_key(source, member.event_ms, member.type) for member in members]
-        self._history.put(keys.forget_key(closed_ms + batch.horizon, number), _encode(identities))
+        identities = _encode([(source, member.event_ms, member.type) for member in members])
+        self._history.put(closed_ms + batch.horizon, number, identities)
         self._windows.close(source, batch.window)
         if number < self._written.batches:
             self._state.delete(keys.open_key(number))
@@ -244,10 +244,11 @@ class Batcher:
 
     def _forget(self) -> None:
         """7: the history is trimmed from its old end, `closed_at + horizon < clock`."""
-        for _, value in self._history.take(self._now_ms):
-            for identity in _identities(value):
-                self._state.delete(identity)
-                self.forgotten += 1
+        for _, _, value in self._history.take(self._now_ms):
+            identities = _identities(value)
+            for identity in identities:
+                self._state.delete(bytes(identity))
+            self.forgotten += len(identities)
 
 
 def derive(state: State, key: bytes, value: bytes) -> None:
@@ -258,7 +259,7 @@ def derive(state: State, key: bytes, value: bytes) -> None:
             windows = Windows(state)
             windows.open(batch.source, batch.window)
             windows.settle()
-            state.put(keys.due_key(batch.deadline_ms, batch.number), b"")
+            state.put(keys.timed_key(keys.DUE, batch.deadline_ms, batch.number), b"")
             _know(state, batch.source, batch.last)
         case b"m":
             page = _page(value)
@@ -267,7 +268,7 @@ def derive(state: State, key: bytes, value: bytes) -> None:
                 state.put(keys.type_key(keys.number_of(key[1:9]), member.type), b"")
         case b"x":
             for identity in _identities(value):
-                state.put(identity, b"")
+                state.put(bytes(identity), b"")
 
 
 def _know(state: State, source: str, members: list[Member]) -> None:

@@ -30,8 +30,9 @@ import msgspec
 from headrace_core.batching.messages import Member
 
 _encode = msgspec.msgpack.Encoder().encode
-_number_key = Struct(">cQ").pack
-_time_key = Struct(">cQQ").pack
+_numbered = Struct(">cQ").pack
+_timed = Struct(">cQQ").pack
+_parts_of_timed = Struct(">cQQ").unpack
 
 PAGE = 16
 PRIMARY = b"cbmx"
@@ -145,11 +146,18 @@ def rising_key(source: str, from_ms: int, number: int) -> bytes:
 
 
 def open_key(number: int) -> bytes:
-    return _number_key(b"b", number + SHIFT)
+    return _numbered(b"b", number + SHIFT)
 
 
-def due_key(deadline_ms: int, number: int) -> bytes:
-    return _time_key(DUE, deadline_ms + SHIFT, number + SHIFT)
+def timed_key(family: bytes, time_ms: int, number: int) -> bytes:
+    """A key of `DUE` (`time_ms` is the deadline) or `FORGET` (the last clock at which identities are remembered)."""
+    return _timed(family, time_ms + SHIFT, number + SHIFT)
+
+
+def time_and_number(key: bytes) -> tuple[int, int]:
+    """What is in a `timed_key`."""
+    _, time_ms, number = _parts_of_timed(key)
+    return time_ms - SHIFT, number - SHIFT
 
 
 def page_key(number: int, page: int) -> bytes:
@@ -163,8 +171,3 @@ def type_key(number: int, type_: str) -> bytes:
 def identity_key(source: str, event_ms: int, type_: str) -> bytes:
     """Only looked up, never scanned, so any encoding does that keeps the three apart."""
     return _encode((source, event_ms, type_))
-
-
-def forget_key(last_ms: int, number: int) -> bytes:
-    """`last_ms`: the last clock at which the identities of the batch are remembered."""
-    return _time_key(FORGET, last_ms + SHIFT, number + SHIFT)
