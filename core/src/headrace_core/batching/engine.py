@@ -54,6 +54,7 @@ class Batcher:
         self._state = state
         self._config = config
         self._horizon = config.horizon
+        self._skew, self._lateness = config.max_future_skew, config.max_lateness
         raw = state.get(keys.CLOCK)
         self._written = Clock(BEFORE_ALL) if raw is None else _clock(raw)
         self._now_ms, self._batches = self._written.now_ms, self._written.batches
@@ -139,10 +140,9 @@ class Batcher:
         """6.4, then 6.5; a message exactly at a limit is accepted. What is forgotten (7) is not in the state."""
         if self._state.get(identity) is not None:
             return Reason.DUPLICATE
-        skew, lateness = self._config.max_future_skew, self._config.max_lateness
-        if skew is not None and event_ms > self._now_ms + skew:
+        if self._skew is not None and event_ms > self._now_ms + self._skew:
             return Reason.FUTURE
-        if lateness is not None and event_ms < self._now_ms - lateness:
+        if self._lateness is not None and event_ms < self._now_ms - self._lateness:
             return Reason.LATE
         return None
 
@@ -171,7 +171,8 @@ class Batcher:
                 return Cause.CONFLICT
         if batch.pages and self._state.get(keys.type_key(batch.number, message.type)) is not None:
             return Cause.CONFLICT
-        full = batch.members >= batch.max_members or batch.size + len(message.value) > batch.max_bytes
+        members = batch.pages * PAGE + len(batch.last)
+        full = members >= batch.max_members or batch.size + len(message.value) > batch.max_bytes
         return Cause.FULL if full else None
 
     def _begin(self, message: Message, cause: Cause) -> Open:
@@ -244,10 +245,11 @@ class Batcher:
 
     def _forget(self) -> None:
         """7: the history is trimmed from its old end, `closed_at + horizon < clock`."""
+        delete = self._state.delete
         for _, _, value in self._history.take(self._now_ms):
             identities = _identities(value)
             for identity in identities:
-                self._state.delete(bytes(identity))
+                delete(bytes(identity))
             self.forgotten += len(identities)
 
 

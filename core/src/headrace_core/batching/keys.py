@@ -72,10 +72,6 @@ class Open(msgspec.Struct, array_like=True, gc=False):
     last: list[Member] = []
 
     @property
-    def members(self) -> int:
-        return self.pages * PAGE + len(self.last)
-
-    @property
     def window(self) -> tuple[int, int, int]:
         """As `windows` knows it."""
         return self.from_ms, self.number, self.until_ms

@@ -56,13 +56,13 @@ class Run:
 
     def is_repeat(self, fields: Fields) -> bool:
         """Whether the id of the stage before, `stage:partition:offset:index`, is not above the highest seen."""
-        parts = fields.get("id", b"").split(b":")
-        if len(parts) != 4:
+        front, _, index = fields.get("id", b"").rpartition(b":")
+        key, _, offset = front.rpartition(b":")
+        if not (index.isdigit() and offset.isdigit() and len(index) <= 18 and len(offset) <= 18):
             return False
-        stage, partition, offset, index = parts
-        if not (offset.isdigit() and index.isdigit() and len(offset) <= 18 and len(index) <= 18):
+        if key.count(b":") != 1:
             return False
-        place, key = (int(offset), int(index)), stage + b":" + partition
+        place = int(offset), int(index)
         if place <= (self._seen.get(key) or self._read_seen(key)):
             return True
         self._seen[key] = place

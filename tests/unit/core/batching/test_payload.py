@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_core.batching.event_time import encoded_event_ms, event_ms
 from headrace_core.batching.messages import Message
 from headrace_core.batching.payload import DEEPEST, readable
 
@@ -100,3 +104,32 @@ def test_without_a_source_that_is_text_nothing_is_readable(entity: bytes) -> Non
     assert readable(b"{}", entity, b"t", 5) is None
     assert readable(b"{}", b"s", b"\xff", 5) is None
     assert readable(b"{}", b"s", b"", 5) == Message("s", "", 5, b"{}")
+
+
+STAMP = st.tuples(
+    st.sampled_from(["2026-01-01", "2026-02-30", "0000-01-01", "9999-12-31", "2026-1-01", "٢٠٢٦-01-01"]),
+    st.sampled_from(["T", "t", " ", "_", ""]),
+    st.sampled_from(["00:00:00", "23:59:59", "24:00:01", "12:00:60", "12:00"]),
+    st.sampled_from(["", ".", ".1", ".12", ".123", ".9999", ".1234567891", ".12a", ",123", ".1 23"]),
+    st.sampled_from(["Z", "z", "+00:00", "-23:59", "+24:00", "+1:00", "", "Z ", '\\"', "\\u005a"]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STAMP)
+def test_a_time_is_read_the_same_from_its_bytes_and_from_its_text(parts: tuple[str, ...]) -> None:
+    stamp = "".join(parts)
+    text = json.loads(f'"{stamp}"')
+    day, between, clock, fraction, offset = *parts[:4], text[len("".join(parts[:4])) :]
+    expected = None
+    if (
+        between in ("T", "t", " ")
+        and re.fullmatch(r"(\.[0-9]+)?", fraction)
+        and re.fullmatch("[Zz]|.\\d\\d:\\d\\d", offset)
+    ):
+        with contextlib.suppress(ValueError):
+            moment = datetime.strptime(f"{day} {clock} {offset.upper()}", "%Y-%m-%d %H:%M:%S %z")
+            if day.isascii() and len(day) == 10 and len(clock) == 8:
+                whole = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
+                expected = whole * 1000 + int((fraction[1:] + "000")[:3])
+    assert event_ms(text) == encoded_event_ms(f'"{stamp}"'.encode()) == expected
