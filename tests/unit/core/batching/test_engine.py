@@ -6,7 +6,7 @@ import pytest
 
 from headrace_core.batching.config import HIGHEST, BatchingConfig
 from headrace_core.batching.engine import Batcher, Output, derive
-from headrace_core.batching.keys import PRIMARY
+from headrace_core.batching.keys import PAGE, PRIMARY
 from headrace_core.batching.messages import Batch, Cause, Message, Reason, Rejected
 from headrace_core.state import MemoryState, Overlay
 
@@ -25,6 +25,13 @@ def test_a_batch_is_full_for_the_message_that_would_lift_it_above_its_bytes_and_
     for type_, event in (("a", 1), ("b", 2), ("c", 3)):
         take(state, config, type_, event, 10)
     assert flushed(state, config, 20) == [["a", "b"], ["c"]]
+
+
+def test_a_batch_of_several_pages_is_full_at_its_number_of_members_and_not_before() -> None:
+    state, config = MemoryState(), BatchingConfig(max_members=2 * PAGE + 1)
+    for number in range(2 * PAGE + 2):
+        take(state, config, f"t{number}", number, 10)
+    assert [len(types) for types in flushed(state, config, 20)] == [2 * PAGE + 1, 1]
 
 
 def test_an_opening_message_is_taken_whatever_its_size() -> None:

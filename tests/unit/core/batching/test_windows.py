@@ -19,11 +19,12 @@ def covering(windows: list[Window], at: int) -> int | None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(STEP, max_size=80), st.sampled_from([0, 1, 20]))
+@given(st.lists(STEP, max_size=40), st.sampled_from([0, 1, 20]), st.sampled_from([0, FEW - 1, FEW + 1, 2 * FEW]))
 def test_they_agree_with_a_list_and_a_restore_makes_the_same_items(
-    steps: list[tuple[str, str, int]], length: int
+    steps: list[tuple[str, str, int]], length: int, before: int
 ) -> None:
     base, slow = MemoryState(), dict[str, list[Window]](s=[], t=[])
+    steps = [("take", "s", number * 7 % 31 - 15) for number in range(before)] + steps
     overlay = Overlay(base)
     windows = Windows(overlay)
     for number, (do, source, at) in enumerate(steps):
@@ -48,6 +49,7 @@ def test_they_agree_with_a_list_and_a_restore_makes_the_same_items(
     windows.settle()
     base.commit(overlay.mutations)
     assert base.snapshot() == made_anew(slow)
+    assert all(isinstance(value, bytes) for value in base.snapshot().values())
 
 
 def made_anew(windows: dict[str, list[Window]]) -> dict[bytes, bytes]:
@@ -81,3 +83,22 @@ def test_windows_that_came_and_went_within_a_chunk_are_not_written() -> None:
     windows.close("s", (1, 1, 9))
     windows.settle()
     assert overlay.mutations == {}
+
+
+def test_of_many_windows_the_one_that_covers_is_found_up_to_its_end_and_again_when_few_are_left() -> None:
+    base, opened = MemoryState(), [(10 * number, number, 10 * number + 5) for number in range(2 * FEW)]
+    windows = Windows(base)
+    for window in opened:
+        windows.open("s", window)
+    windows.cut("s", opened[3], 32)
+    opened[3] = (30, 3, 32)
+    while opened:
+        windows.settle()
+        windows = Windows(base)
+        for start, number, until in opened:
+            found = [windows.covering("s", at) for at in (start - 1, start, until - 1, until)]
+            assert found == [None, number, number, None]
+        assert windows.above("s", -1) == opened[0][0]
+        assert windows.above("s", opened[-1][0]) is None
+        assert windows.covering("s", -1) is None
+        windows.close("s", opened.pop(len(opened) // 2))
