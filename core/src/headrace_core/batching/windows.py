@@ -37,7 +37,7 @@ class Windows:
         self._state = state
         self._known: dict[str, list[Window] | int] = {}
         """By source: few windows in order, or how many there are."""
-        self._changed: set[str] = set()
+        self._changed: dict[str, None] = {}  # a set would not keep the order
         self._stored: set[str] = set()
         """Sources with an item in the state."""
 
@@ -78,7 +78,7 @@ class Windows:
                 for each in found:
                     self._put(source, each)
                 self._known[source] = len(found)
-        self._changed.add(source)
+        self._changed[source] = None
 
     def cut(self, source: str, window: Window, until_ms: int) -> None:
         """The window ends where another begins, 6.7."""
@@ -87,7 +87,7 @@ class Windows:
             self._put(source, shorter)
         else:
             found[found.index(window)] = shorter
-        self._changed.add(source)
+        self._changed[source] = None
 
     def close(self, source: str, window: Window) -> None:
         """The batch was put out."""
@@ -99,7 +99,7 @@ class Windows:
             self._known[source] = found - 1 if found - 1 > FEW else self._few_again(source)
         else:
             found.remove(window)
-        self._changed.add(source)
+        self._changed[source] = None
 
     def settle(self) -> None:
         """Write what was kept back; again without effect until more is changed."""

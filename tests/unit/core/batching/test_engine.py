@@ -8,6 +8,7 @@ from headrace_core.batching.config import HIGHEST, BatchingConfig
 from headrace_core.batching.engine import Batcher, Output, derive
 from headrace_core.batching.keys import PAGE, PRIMARY
 from headrace_core.batching.messages import Batch, Cause, Message, Reason, Rejected
+from headrace_core.batching.windows import FEW
 from headrace_core.state import MemoryState, Overlay
 
 
@@ -83,6 +84,25 @@ def test_the_largest_settings_and_times_still_make_a_batch(event: int) -> None:
     assert take(state, config, "a", event, now) == []
     assert flushed(state, config, now) == [["a"]]
     assert take(state, config, "a", event, now) == [Rejected(Reason.DUPLICATE)]
+
+
+def test_what_is_due_a_millisecond_later_stays_open() -> None:
+    state, config = MemoryState(), BatchingConfig(window=0, timeout=100)
+    take(state, config, "a", 1, 10)
+    take(state, config, "a", 2, 11)
+    batcher = Batcher(state, config)
+    assert [len(batcher.tick(at)) for at in (109, 110, 111)] == [0, 1, 1]
+    assert batcher.next_due() is None
+
+
+@pytest.mark.parametrize("count", [1, FEW])
+def test_a_batch_that_is_opened_and_closed_within_a_chunk_writes_its_identities_only(count: int) -> None:
+    overlay = Overlay(MemoryState())
+    batcher = Batcher(overlay, BatchingConfig(window=0, timeout=100))
+    for event in range(count):
+        batcher.message(Message("s", "a", event, b"1"), 10)
+    assert len(batcher.tick(110)) == count
+    assert [key[:1] for key in sorted(overlay.mutations)] == [b"c", *[b"x"] * count, *[b"\x93"] * count]
 
 
 @pytest.mark.parametrize("settled", [1, 7, 1000])
