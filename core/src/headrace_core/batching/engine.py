@@ -281,4 +281,4 @@ def _know(state: State, source: str, members: list[Member]) -> None:
 def batch_id(source: str, opening_type: str, from_ms: int, opened_ms: int) -> str:
     """The id of batching.md 9: SHA-256 of the compact JSON array, first 32 hexadecimal digits."""
     named = f"[{quoted(source)},{quoted(opening_type)},{from_ms},{opened_ms}]"
-    return hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(named.encode()).hexdigest()[:32]

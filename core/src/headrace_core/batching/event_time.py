@@ -58,7 +58,7 @@ def event_ms(time: object) -> int | None:
 
 
 def _of_text(text: str) -> int | None:
-    match = RFC3339.fullmatch(text.encode("utf-8", "surrogatepass"))
+    match = RFC3339.fullmatch(text.encode(errors="replace"))
     whole = None if match is None else _second_ms(match[1], match[3])
     return None if match is None or whole is None else whole + _milliseconds(match[2])
 

@@ -102,7 +102,7 @@ def number_of(eight: bytes) -> int:
 @lru_cache(65536)
 def named(source: str) -> bytes:
     """The source with its length, so that no source is the beginning of another's keys."""
-    text = source.encode("utf-8", "surrogatepass")
+    text = source.encode()
     return len(text).to_bytes(4) + text
 
 
@@ -112,7 +112,7 @@ def after(prefix: bytes) -> bytes:
 
 
 def windows_key(source: str) -> bytes:
-    return b"w" + source.encode("utf-8", "surrogatepass")
+    return b"w" + source.encode()
 
 
 def falling_prefix(source: str) -> bytes:
@@ -161,7 +161,7 @@ def page_key(number: int, page: int) -> bytes:
 
 
 def type_key(number: int, type_: str) -> bytes:
-    return b"t" + rising(number) + type_.encode("utf-8", "surrogatepass")
+    return b"t" + rising(number) + type_.encode()
 
 
 def identity_key(source: str, event_ms: int, type_: str) -> bytes:
