@@ -1,4 +1,11 @@
-"""Settings, limits and extremes of the batcher that the vectors leave out (batching.md 3, 6, 7)."""
+"""Settings, limits and extremes of the batcher that the vectors leave out (batching.md 3, 6, 7).
+
+What `make mutants` still reports of the engine, its index of deadlines, its keys, windows and payloads is the same
+store in other words (letters of families, widths of numbers, values that nobody reads, the end of a scan further off),
+the same answer at another price (a payload read whole that need not be; a count of brackets or colons that only decides
+whether to look closer; a page of the index read in other steps), a comparison of items that are never equal, or another
+spelling of the same (`UTF-8`, `0xFF`).
+"""
 
 from __future__ import annotations
 
