@@ -157,3 +157,15 @@ def test_many_deadlines_and_ends_of_memory_are_taken_in_order_over_any_cut_into_
     closed = [batch.closed_ms for batch in outputs[0] if isinstance(batch, Batch)]
     assert len(closed) == 2000
     assert closed == sorted(closed)
+
+
+def test_a_batcher_counts_on_over_the_records_of_a_chunk() -> None:
+    overlay = Overlay(MemoryState())
+    batcher = Batcher(overlay, BatchingConfig(window=0, timeout=5, dedup_horizon=0))
+    for event, receipt in ((12, 10), (13, 9), (10, 8)):
+        batcher.message(Message("s", "a", event, b"1"), receipt)
+    batcher.message(Message("s", "a", 1, b"1"), 16)
+    batcher.tick(30)
+    batcher.tick(31)
+    assert (batcher.opened, batcher.ahead) == ({Cause.NEW: 4, Cause.CONFLICT: 0, Cause.FULL: 0}, 2)
+    assert (batcher.raised, batcher.forgotten) == (2, 4)
