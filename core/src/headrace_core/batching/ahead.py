@@ -2,7 +2,8 @@
 
 `_page` holds the lowest items of the index that are left in the state; if it is not `_whole`, those above its last item
 are still unread. Pages double, so that a chunk of one record reads one item. `_new`, from `_at` on, holds what was put
-in since it was settled: what is taken again before that never gets into the state.
+in since it was settled. What is taken again before that is not written if the index is derived. Of a primary one it is
+written as deleted: a late writer that has cut the log in between has put it into the changelog (streams.md 5).
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ Timed = tuple[int, int, bytes]
 class Ahead:
     """`next_ms`: the lowest time in the index, NEVER if it is empty."""
 
-    __slots__ = ("_at", "_family", "_new", "_page", "_size", "_state", "_whole", "next_ms")
+    __slots__ = ("_at", "_family", "_new", "_page", "_primary", "_size", "_state", "_whole", "next_ms")
 
     def __init__(self, state: State, family: bytes) -> None:
         self._state = state
         self._family = family
+        self._primary = family in keys.PRIMARY
         self._page: list[Timed] = []
         self._new: list[Timed] = []
         self._at = 0
@@ -66,6 +68,8 @@ class Ahead:
         if self._at < len(new) and not (page and page[0] < new[self._at]):
             item = new[self._at]
             self._at += 1
+            if self._primary:
+                self._state.delete(keys.timed_key(self._family, item[0], item[1]))
         else:
             item = page.pop(0)
             key = keys.timed_key(self._family, item[0], item[1])

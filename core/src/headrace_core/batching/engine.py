@@ -11,7 +11,8 @@ what is due, and the history is trimmed from its old end.
 
 What is read once and written once a chunk: the clock, the open batches that took a message (`_open`), the windows of
 their sources, and what is new in the indexes. `settle` writes it back; so the state after a chunk is the same however
-it was cut. A batch that is opened and closed within one leaves no more than its identities in the writes.
+it was cut. Its writes hold every primary item that another cut would have written, as deleted if it has come and gone
+since: a late writer may have put it into the changelog, and only a newer record of the key outdoes that (streams.md 5).
 """
 
 from __future__ import annotations
@@ -223,8 +224,7 @@ class Batcher:
         identities = _encode([(source, member.event_ms, member.type) for member in members])
         self._history.put(closed_ms + batch.horizon, number, identities)
         self._windows.close(source, batch.window)
-        if number < self._written.batches:
-            self._state.delete(keys.open_key(number))
+        self._state.delete(keys.open_key(number))  # though this chunk may have opened it, see above
         id_ = batch_id(source, batch.type, batch.from_ms, batch.opened_ms)
         return Batch(id_, source, batch.from_ms, batch.opened_ms, closed_ms, close, tuple(members))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_core.batching.ahead import NEVER, Ahead, Timed
-from headrace_core.batching.keys import DUE, timed_key
+from headrace_core.batching.keys import DUE, FORGET, timed_key
 from headrace_core.state import MemoryState, Overlay
 
 STEP = st.tuples(st.sampled_from(["put"] * 6 + ["take", "settle", "chunk"]), st.integers(0, 40))
@@ -45,13 +46,17 @@ def test_it_gives_what_is_due_in_order_and_leaves_the_rest_in_the_state(
     assert (ahead.take(NEVER), ahead.next_ms) == ([], NEVER)
 
 
-def test_what_is_taken_before_it_was_settled_is_not_written() -> None:
+@pytest.mark.parametrize(("index", "gone"), [(DUE, []), (FORGET, [1, 2, 4])])
+def test_what_is_taken_before_it_was_settled_is_written_as_deleted_in_a_primary_index(
+    index: bytes, gone: list[int]
+) -> None:
     overlay = Overlay(MemoryState())
-    ahead = Ahead(overlay, DUE)
+    ahead = Ahead(overlay, index)
     for at in (3, 1, 2):
         ahead.put(at, at, b"")
     assert [at for at, _, _ in ahead.take(3)] == [1, 2]
     ahead.put(2, 4, b"")  # among those that are left
     assert [at for at, _, _ in ahead.take(3)] == [2]
     ahead.settle()
-    assert overlay.mutations == {timed_key(DUE, 3, 3): b""}
+    deleted = dict.fromkeys(timed_key(index, min(number, 2), number) for number in gone)
+    assert overlay.mutations == deleted | {timed_key(index, 3, 3): b""}

@@ -13,7 +13,7 @@ import pytest
 
 from headrace_core.batching.config import HIGHEST, BatchingConfig
 from headrace_core.batching.engine import Batcher, Output, derive
-from headrace_core.batching.keys import PAGE, PRIMARY
+from headrace_core.batching.keys import FORGET, PAGE, PRIMARY, open_key, timed_key
 from headrace_core.batching.messages import Batch, Cause, Message, Reason, Rejected
 from headrace_core.batching.windows import FEW
 from headrace_core.state import MemoryState, Overlay
@@ -103,13 +103,26 @@ def test_what_is_due_a_millisecond_later_stays_open() -> None:
 
 
 @pytest.mark.parametrize("count", [1, FEW])
-def test_a_batch_that_is_opened_and_closed_within_a_chunk_writes_its_identities_only(count: int) -> None:
+def test_a_batch_that_is_opened_and_closed_within_a_chunk_is_written_as_deleted(count: int) -> None:
+    """Another writer may have cut the log in between; its record of the batch must not be the newest (streams.md 5)."""
     overlay = Overlay(MemoryState())
     batcher = Batcher(overlay, BatchingConfig(window=0, timeout=100))
     for event in range(count):
         batcher.message(Message("s", "a", event, b"1"), 10)
     assert len(batcher.tick(110)) == count
-    assert [key[:1] for key in sorted(overlay.mutations)] == [b"c", *[b"x"] * count, *[b"\x93"] * count]
+    left = [key[:1] for key, value in sorted(overlay.mutations.items()) if value is not None]
+    assert left == [b"c", *[b"x"] * count, *[b"\x93"] * count]
+    assert [key for key, value in overlay.mutations.items() if value is None] == list(map(open_key, range(count)))
+
+
+def test_what_is_remembered_and_forgotten_within_a_chunk_is_written_as_deleted() -> None:
+    overlay = Overlay(MemoryState())
+    batcher = Batcher(overlay, BatchingConfig(timeout=10, dedup_horizon=20))
+    for event, receipt in ((1, 100), (2, 200)):
+        batcher.message(Message("s", "a", event, b"1"), receipt)
+    primary = {key: value for key, value in overlay.mutations.items() if key[0] in PRIMARY}
+    assert [key for key, value in primary.items() if value is None] == [open_key(0), timed_key(FORGET, 130, 0)]
+    assert [key[:1] for key, value in primary.items() if value is not None] == [b"c", b"b"]
 
 
 @pytest.mark.parametrize("settled", [1, 7, 1000])
