@@ -16,7 +16,8 @@ from headrace_core.state import MemoryState, Overlay
 Written = tuple[bytes, bytes | None, int]
 """Key, value (None: a tombstone) and source offset of a record of the changelog."""
 Group = list[Written]
-"""What one chunk appends."""
+"""What one chunk appends; the last record is its marker."""
+MARKER = b"\xff\xffmarker"
 
 
 def ignore(_: Emission) -> None:
@@ -31,14 +32,15 @@ class Writer:
         self.state = state or MemoryState()
 
     def chunk(self, records: Iterable[Record], emit: Callable[[Emission], None] = ignore) -> Group:
-        """Apply one chunk; returns its group, without marker."""
+        """Apply one chunk; returns its group."""
         overlay = Overlay(self.state)
         last = -1
         for record in records:
             self.stage.apply(overlay, record, emit)
             last = record.offset
         self.state.commit(overlay.mutations)
-        return [(k, v, last) for k, v in overlay.mutations.items() if k[0] in self.stage.primary]
+        primary = [(k, v, last) for k, v in overlay.mutations.items() if k[0] in self.stage.primary]
+        return [*primary, (MARKER, b"{}", last)]
 
 
 def cut(dice: random.Random, log: Sequence[Record], most: int) -> list[Sequence[Record]]:
@@ -82,7 +84,7 @@ def restored(stage: Stage, log: Iterable[Written]) -> MemoryState:
     """What a restore makes of a changelog: per key the value of the highest source, then derived keys anew."""
     newest: dict[bytes, tuple[int, bytes | None]] = {}
     for key, value, source in log:
-        if key not in newest or source >= newest[key][0]:
+        if key != MARKER and (key not in newest or source >= newest[key][0]):
             newest[key] = source, value
     state = MemoryState({key: value for key, (_, value) in newest.items() if value is not None})
     for key, value in state.snapshot().items():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from headrace_core.stage import Emission, Record, Stage, header
 from headrace_core.state import MemoryState, Overlay
-from tests.support.late_writers import Group, Writer
+from tests.support.late_writers import MARKER, Group, Writer
 
 STEPS = ("before outputs", "between outputs", "after outputs", "after changelog", "after store", None, None, None)
 
@@ -26,7 +26,7 @@ class Simulation:
     ) -> None:
         self._make, self._log, self._dice = make, log, random.Random(seed)
         self._late_writers = late_writers
-        self._late: list[tuple[Group, int]] = []
+        self._late: list[Group] = []
         self.stage = make()
         self.store, self.next, self.replayed = MemoryState(), 0, 0
         self.changelog: dict[bytes, tuple[int, bytes | None]] = {}
@@ -61,7 +61,7 @@ class Simulation:
             return True
         end = self.next + len(records)
         primary = [(key, value, end - 1) for key, value in overlay.mutations.items() if key[0] in self.stage.primary]
-        self._append(primary, end)
+        self._append([*primary, (MARKER, b"{}", end - 1)])
         if crash == "after changelog":
             return True
         for key, value in overlay.mutations.items():
@@ -88,15 +88,16 @@ class Simulation:
         if self._dice.random() < 0.1:
             records = self._log[self.next : self.next + self._dice.randint(1, 40)]
             sleeper = Writer(self._make(), MemoryState(self.store.snapshot()))
-            self._late.append((sleeper.chunk(records, self.outputs.append), records[-1].offset + 1))
+            self._late.append(sleeper.chunk(records, self.outputs.append))
         while self._late and self._dice.random() < 0.3:
-            self._append(*self._late.pop(self._dice.randrange(len(self._late))))
+            self._append(self._late.pop(self._dice.randrange(len(self._late))))
 
-    def _append(self, group: Group, end: int) -> None:
+    def _append(self, group: Group) -> None:
         for key, value, source in group:
-            if source >= self.changelog.get(key, (-1, None))[0]:
+            if key == MARKER:
+                self.changelog_next = max(self.changelog_next, source + 1)
+            elif source >= self.changelog.get(key, (-1, None))[0]:
                 self.changelog[key] = source, value
-        self.changelog_next = max(self.changelog_next, end)
 
     def distinct(self) -> list[tuple[str, bytes, bytes | None]]:
         """The outputs (topic, id, bytes) in order without repeats; a repeat with other bytes is an error."""
