@@ -14,7 +14,7 @@ from __future__ import annotations
 from headrace_core.registration import entities, http, removal, status, topics
 from headrace_core.registration.cache import pending
 from headrace_core.registration.config import RegistrationConfig
-from headrace_core.registration.effects import Effect, StatusChanged
+from headrace_core.registration.effects import Effect
 from headrace_core.registration.message import Message, parse_definition
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import Request, Response
@@ -31,6 +31,8 @@ class Engine:
     def __init__(self, state: State, config: RegistrationConfig) -> None:
         self.store = Store(state, keep=True)
         self._config = config
+        self.now = 0
+        """The clock of the last record (ms)."""
         self._opened: set[str] = set()
         """Roots whose main device is known to be in the store; it is never removed."""
 
@@ -87,18 +89,19 @@ class Engine:
         return min(times, default=None)
 
     def _begin(self, receipt_ms: int) -> Work:
-        work = Work(self.store, self._config, max(self.store.clock, receipt_ms))
-        self.store.set_number(CLOCK, work.now)
+        clock = self.store.number(CLOCK)
+        if receipt_ms > clock:
+            self.store.set_number(CLOCK, receipt_ms)
+            clock = receipt_ms
+        self.now = clock
+        work = Work(self.store, self._config, clock)
         pending.expire(work)
         status.expire_idle(work)
         return work
 
     def _end(self, work: Work) -> list[Effect]:
         for root, tid in work.touched:
-            document = status.status_document(work.store, self._config.pending_ttl, root, tid)
-            known = document["state"] != "unknown" or "last_error" in document
-            error = work.store.error(root, tid)
-            work.emit(StatusChanged(root, tid, document if known else None, error.detail if error else ""))
+            work.emit(status.changed(work, root, tid))
         return work.effects
 
 

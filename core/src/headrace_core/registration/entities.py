@@ -16,7 +16,7 @@ from headrace_core.registration.cache import pending
 from headrace_core.registration.effects import Passed, Published, Registered, TwinChanged
 from headrace_core.registration.message import Definition, Message, parse_definition, read_json, write_json
 from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.store import Entity, key
+from headrace_core.registration.store import Entity, key, name_of
 from headrace_core.registration.work import Work, document, publication
 
 
@@ -68,7 +68,7 @@ def _put(work: Work, root: str, tid: str, definition: Definition, external: str,
     entity = Entity(definition.type, external, parent, definition.health, automatic, work.now, content)
     if automatic:
         entity = echoed(entity)
-    store.put(key(b"E", root, tid), entity)
+    store.put(b"E" + name_of(root, tid), entity)
     store.tally(root, f"entities.{entity.type}")
     store.tally(root, "automatic", int(automatic))
     work.touch(root, tid)
@@ -78,8 +78,9 @@ def _put(work: Work, root: str, tid: str, definition: Definition, external: str,
     else:
         for name, value in definition.twin.items():
             set_twin(work, root, tid, name, value)
+    if cached:
+        store.count("replayed", len(cached))
     for item in cached:
-        work.store.count("replayed")
         pass_on(work, root, tid, item.channel, item.message)
     return _followers(work, root, tid)
 
@@ -163,7 +164,7 @@ def pass_on(work: Work, root: str, tid: str, channel: str, message: Message) -> 
     store = work.store
     mark(work, root, tid, message.topic, retained=message.retained and bool(message.payload))
     if channel.startswith("twin/") or channel == "config":
-        name = key(b"G", root, tid) if channel == "config" else key(b"T", root, tid) + channel[5:].encode()
+        name = b"G" + name_of(root, tid) if channel == "config" else b"T" + name_of(root, tid) + channel[5:].encode()
         try:
             value = None if not message.payload else read_json(message.payload)
             store.write(name, None if value is None else write_json(value))
@@ -174,7 +175,7 @@ def pass_on(work: Work, root: str, tid: str, channel: str, message: Message) -> 
 
 def mark(work: Work, root: str, tid: str, topic: str, *, retained: bool) -> None:
     """Remember whether the last message of a data topic was retained and not empty (section 9)."""
-    name = key(b"V", root, tid) + topic.encode()
+    name = b"V" + name_of(root, tid) + topic.encode()
     if retained:
         work.store.write(name, b"")
     elif work.store.raw(name) is not None:
@@ -183,6 +184,6 @@ def mark(work: Work, root: str, tid: str, topic: str, *, retained: bool) -> None
 
 def set_twin(work: Work, root: str, tid: str, name: str, value: object) -> None:
     """Set one twin value (None removes it) and put it out."""
-    raw = key(b"T", root, tid) + name.encode()
+    raw = b"T" + name_of(root, tid) + name.encode()
     work.store.write(raw, None if value is None else write_json(value))
     work.emit(TwinChanged(root, tid, name, value))

@@ -22,7 +22,7 @@ MEMBERS = ("@type", "@id", "@parent", "@health")
 KNOWN = frozenset({*MEMBERS, "@topic-id"})
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True):
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An MQTT message: `receipt_ms` on the log's clock, `ref` = offset in the log (names it in outputs)."""
 
     topic: str
