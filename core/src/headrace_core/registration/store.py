@@ -69,10 +69,11 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     def waiting(self) -> bool:
         return self.waiting_bytes >= 0
 
-    @property
-    def place(self) -> tuple[int, int, bool]:
-        """What its index items depend on."""
-        return self.since, self.seq, self.suitable > 0
+    def indexed_as(self, other: Pending) -> bool:
+        """Whether both have the same index items."""
+        if self.suitable != other.suitable and not (self.suitable and other.suitable):
+            return False
+        return self.seq == other.seq and self.since == other.since
 
     @property
     def empty(self) -> bool:
@@ -183,9 +184,11 @@ def split_name(raw: bytes) -> tuple[bytes, bytes]:
 
 
 def _cached_items(raw: bytes) -> dict[bytes, bytes]:
-    root, name = split_name(raw)
-    rest = raw[len(root) + len(name) + 2 :]
-    return {b"O" + root + rest[1:]: name} if rest[:1] == TELEMETRY else {}
+    root_end = raw.index(0) + 1
+    end = raw.index(0, root_end)
+    if raw[end + 1 : end + 2] != TELEMETRY:
+        return {}
+    return {b"O" + raw[1:root_end] + raw[end + 2 :]: raw[root_end:end]}
 
 
 def _entity_items(raw: bytes, value: Entity) -> dict[bytes, bytes]:
@@ -284,10 +287,10 @@ class Store:
             self._index(raw, self.get(raw, kind), value)
         self._set(raw, value)
 
-    def insert(self, raw: bytes, value: object) -> None:
-        """`put` of an item that is not there yet."""
-        self._index(raw, None, value)
-        self._set(raw, value)
+    def replace(self, raw: bytes, old: object, new: object) -> None:
+        """`put` over `old`, which is known to be there, or None."""
+        self._index(raw, old, new)
+        self._set(raw, new)
 
     def _set(self, raw: bytes, value: object) -> None:
         if self.keeps:
@@ -338,7 +341,7 @@ class Store:
                 for index, item in index_items(raw, new).items():
                     self._put_index(index, item)
             return
-        if isinstance(old, Pending) and isinstance(new, Pending) and old.place == new.place:
+        if isinstance(old, Pending) and isinstance(new, Pending) and old.indexed_as(new):
             return
         before = index_items(raw, old)
         now = {} if new is None else index_items(raw, new)

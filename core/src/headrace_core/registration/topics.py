@@ -43,9 +43,9 @@ def topic_id(text: str) -> str:
 def _topic_id(segments: list[str]) -> str:
     if len(segments) > 4:
         raise Refusal("invalid_topic_id", "more than four segments")
-    if not any(segments):
-        raise Refusal("invalid_topic_id", "only empty segments")
     text = "/".join(segments)
+    if not text.strip("/"):
+        raise Refusal("invalid_topic_id", "only empty segments")
     if "+" in text or "#" in text or "\0" in text:
         raise Refusal("invalid_topic_id", "contains +, # or NUL")
     return text + "/" * (4 - len(segments))
@@ -54,14 +54,15 @@ def _topic_id(segments: list[str]) -> str:
 def parse(topic: str, roots: Container[str]) -> Parsed:
     """Take an MQTT topic apart; `roots` are the accepted ones. Raises Refusal."""
     segments = topic.split("/", 5)
-    if segments[0] not in roots or len(segments) < 2:
+    root = segments[0]
+    if root not in roots or len(segments) < 2:
         raise Refusal("invalid_topic", "wrong root or too short")
     entity = _topic_id(segments[1:5])
     rest = segments[5] if len(segments) == 6 else ""
     if not rest.strip("/"):
-        return Parsed(segments[0], entity, Kind.REGISTRATION)
+        return Parsed(root, entity, Kind.REGISTRATION)
     kind, registers = _channel(rest)
-    return Parsed(segments[0], entity, kind, rest, registers)
+    return Parsed(root, entity, kind, rest, registers)
 
 
 def assumed_retained(topic: str) -> bool:

@@ -83,9 +83,11 @@ def _add(work: Work, parsed: Parsed, message: Message, kind: bytes, size: int) -
     root, tid, store = parsed.root, parsed.topic_id, work.store
     entry, name = entry_of(work, root, tid), name_of(root, tid)
     suitable = parsed.registers and bool(message.payload)
-    store.insert(b"M" + name + kind + number(store.sequence()), Cached(parsed.channel, suitable, message))
+    place = kind + number(store.sequence())
+    store.replace(b"M" + name + place, None, Cached(parsed.channel, suitable, message))
     _account(store, root, kind, 1, size)
-    store.put(b"P" + name, _changed(entry, kind, 1, size, suitable))
+    known = None if entry.empty else entry
+    store.replace(b"P" + name, known, _changed(entry, kind, 1, size, suitable))
 
 
 def _account(store: Store, root: str, kind: bytes, count: int, size: int) -> None:
