@@ -25,9 +25,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headrace_core.packing.ids import Ints, Subjects, number_subjects
 from headrace_core.packing.packer import UNTIMED, Open, Packed, as_times, pack_rows, run_starts
 from headrace_core.packing.settings import PackingSettings
+from headrace_core.packing.subjects import Ints, Subjects, number_subjects
 
 Bools = npt.NDArray[np.bool_]
 

@@ -11,7 +11,7 @@ from headrace_core.registration.message import read_definition, read_json, read_
 from headrace_core.registration.queries import twin_values
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import ABSENT, Request, Response, Route, etag, matches, problem, route
-from headrace_core.registration.store import Entity, key, name_of
+from headrace_core.registration.store import Entity, name_of
 from headrace_core.registration.updates import change, check_parent
 from headrace_core.registration.work import Work, document, open_root, publication
 
