@@ -157,7 +157,13 @@ def test_if_match_is_checked_when_the_write_is_processed() -> None:
     assert kinds(out) == []
 
 
-@pytest.mark.parametrize("value", [b"", b"{", b"[]", b'{"method":"GET"}', b'{"method":1,"path":"","correlation":""}'])
+REQUEST_TWICE = b'{"method":"POST","path":"/te/v1/entities","correlation":"c","body":{"@type":"a","@type":"b"}}'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"{", b"[]", b'{"method":"GET"}', b'{"method":1,"path":"","correlation":""}', REQUEST_TWICE],
+)
 def test_an_unreadable_request_is_a_dead_letter(value: bytes) -> None:
     (letter,) = to("dead-letter", Log().record(value, ("kind", b"request"), key=None))
     assert json.loads(letter.value or b"")["reason"] == "invalid_payload"
