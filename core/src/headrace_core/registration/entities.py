@@ -65,7 +65,7 @@ def _put(work: Work, root: str, tid: str, definition: Definition, external: str,
     status.forget(work, root, tid)
     content = write_json(definition.content())
     parent = definition.resolved_parent(tid)
-    entity = Entity(definition.type, external, parent, definition.health, automatic, work.now, content)
+    entity = Entity(definition.type, external, parent, definition.health, automatic, work.now, content, retained=False)
     if automatic:
         entity = echoed(entity)
     store.put(b"E" + name_of(root, tid), entity)
@@ -175,11 +175,15 @@ def pass_on(work: Work, root: str, tid: str, channel: str, message: Message) -> 
 
 def mark(work: Work, root: str, tid: str, topic: str, *, retained: bool) -> None:
     """Remember whether the last message of a data topic was retained and not empty (section 9)."""
-    name = b"V" + name_of(root, tid) + topic.encode()
+    store = work.store
     if retained:
-        work.store.write(name, b"")
-    elif work.store.raw(name) is not None:
-        work.store.delete(name)
+        store.write(b"V" + name_of(root, tid) + topic.encode(), b"")
+        if not store.has_retained(root, tid) and (entity := store.entity(root, tid)) is not None:
+            store.put(b"E" + name_of(root, tid), replace(entity, retained=True))
+    elif store.has_retained(root, tid):
+        name = b"V" + name_of(root, tid) + topic.encode()
+        if store.raw(name) is not None:
+            store.delete(name)
 
 
 def set_twin(work: Work, root: str, tid: str, name: str, value: object) -> None:

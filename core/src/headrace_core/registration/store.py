@@ -42,7 +42,11 @@ CLOCK = b"cclock"
 
 
 class Entity(msgspec.Struct, frozen=True, array_like=True):
-    """A registered entity. `content` is the last accepted content as JSON (section 8.2)."""
+    """A registered entity. `content` is the last accepted content as JSON (section 8.2).
+
+    `retained`: whether it has had a retained data topic, so that its other messages need not look for theirs; True
+    where nobody has kept it.
+    """
 
     type: str
     id: str
@@ -51,6 +55,7 @@ class Entity(msgspec.Struct, frozen=True, array_like=True):
     automatic: bool
     since: int
     content: bytes
+    retained: bool = True
 
 
 class Pending(msgspec.Struct, frozen=True, array_like=True):
@@ -110,6 +115,8 @@ class LastError(msgspec.Struct, frozen=True, array_like=True):
     detail: str = ""
 
 
+NO_RETAINED = msgspec.msgpack.encode(False)[0]
+"""Last byte of an entity without retained data topics; else it is that of True or the end of the content, a brace."""
 T = TypeVar("T")
 _encode = msgspec.msgpack.encode
 
@@ -426,6 +433,15 @@ class Store:
         if raw in self._items:
             return self._items[raw] is not None
         return self.raw(raw) is not None
+
+    def has_retained(self, root: str, tid: str) -> bool:
+        """Whether a registered entity may have retained data topics; does not decode it for that."""
+        raw = b"E" + name_of(root, tid)
+        entity: Entity | None = self._items.get(raw)
+        if entity is not None:
+            return entity.retained
+        value = self.raw(raw)
+        return value is None or value[-1] != NO_RETAINED
 
     def entity(self, root: str, tid: str) -> Entity | None:
         return self.get(b"E" + name_of(root, tid), Entity)

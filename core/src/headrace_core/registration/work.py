@@ -54,7 +54,7 @@ def publication(entity: Entity) -> bytes:
 
 def main_device(config: RegistrationConfig, root: str) -> Entity:
     """The main device, registered from the start (section 1)."""
-    return Entity("device", config.roots[root], None, None, False, 0, b"{}")
+    return Entity("device", config.roots[root], None, None, False, 0, b"{}", retained=False)
 
 
 def open_root(work: Work, root: str) -> None:
