@@ -18,11 +18,13 @@ from headrace_core.registration.effects import Effect
 from headrace_core.registration.message import Message, parse_definition
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import Request, Response
-from headrace_core.registration.store import CLOCK, Store
+from headrace_core.registration.store import CLOCK, Store, counter_key
 from headrace_core.registration.topics import Kind, Parsed
 from headrace_core.registration.updates import update
 from headrace_core.registration.work import Work, open_root
 from headrace_core.state import State
+
+IN, PASSED = counter_key("in"), counter_key("passed")
 
 
 class Engine:
@@ -42,7 +44,7 @@ class Engine:
         `retained` None: the bridge could not see the flag, and the channel decides (section 9).
         """
         work = self._begin(receipt_ms)
-        work.store.count("in")
+        work.store.add(IN, 1)
         if retained is None:
             retained = topics.assumed_retained(topic)
         message = Message(topic, payload, retained, work.now, ref)
@@ -156,5 +158,5 @@ def _data(work: Work, parsed: Parsed, message: Message) -> None:
     if not registered:
         pending.keep(work, parsed, message)
         return
-    store.count("passed")
+    store.add(PASSED, 1)
     entities.pass_on(work, root, tid, parsed.channel, message)

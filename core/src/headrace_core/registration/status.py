@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace_core.registration.effects import StatusChanged
 from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.store import Idle, LastError, Pending, Store, Waiting, key, name_of, parts
+from headrace_core.registration.store import Entity, Idle, LastError, Pending, Store, Waiting, key, name_of, parts
 from headrace_core.registration.work import Work, document
 
 
@@ -91,13 +91,14 @@ def status_document(store: Store, ttl: int, root: str, tid: str) -> dict[str, An
 
 
 def _document(store: Store, ttl: int, root: str, tid: str, error: LastError | None) -> dict[str, Any]:
-    entity = store.entity(root, tid)
+    name = name_of(root, tid)
+    entity = store.get(b"E" + name, Entity)
     if entity is not None:
         shown = {"@topic-id": tid, "root": root, "state": "registered", "since": entity.since}
         shown |= document(tid, entity)
         shown["automatic"] = entity.automatic
-    elif (entry := store.pending(root, tid)) is not None:
-        shown = _pending_document(root, tid, entry, store.waiting(root, tid), entry.since + ttl)
+    elif (entry := store.get(b"P" + name, Pending)) is not None:
+        shown = _pending_document(root, tid, entry, store.get(b"W" + name, Waiting), entry.since + ttl)
     else:
         idle = store.idle(root, tid)
         state, since = ("unknown", None) if idle is None else (idle.state, idle.since)

@@ -23,6 +23,7 @@ from headrace_core.registration.store import (
     name_of,
     number,
     parts,
+    tally_key,
 )
 from headrace_core.registration.topics import Kind, Parsed
 from headrace_core.registration.work import Work
@@ -65,7 +66,8 @@ def keep(work: Work, parsed: Parsed, message: Message) -> None:
             if size > work.config.telemetry_cache_bytes:
                 raise Refusal("too_large", "larger than telemetry_cache_bytes")
             _add(work, parsed, message, TELEMETRY, size)
-            _evict(work, parsed.root, parsed.topic_id)
+            if _above_bounds(work, parsed.root) or work.config.telemetry_cache_per_entity is not None:
+                _evict(work, parsed.root, parsed.topic_id)
         else:
             need_room(work, parsed.root, size)
             _add(work, parsed, message, METADATA, size)
@@ -115,6 +117,15 @@ def _changed(entry: Pending, kind: bytes, count: int, size: int, suitable: int) 
     )
 
 
+def _above_bounds(work: Work, root: str) -> bool:
+    """Whether a root has more telemetry than its count or byte bound (6.2)."""
+    number, config = work.store.number, work.config
+    return (
+        number(tally_key(root, "telemetry")) > config.telemetry_cache_size
+        or number(tally_key(root, "telemetry_bytes")) > config.telemetry_cache_bytes
+    )
+
+
 def _evict(work: Work, root: str, tid: str) -> None:
     """Restore the bounds after adding telemetry of `tid` (6.2): first its own, then the oldest of all."""
     store, config = work.store, work.config
@@ -124,10 +135,7 @@ def _evict(work: Work, root: str, tid: str) -> None:
         oldest_own = store.first_under(b"M" + name_of(root, tid) + TELEMETRY)
         assert oldest_own is not None
         _push_out(work, root, tid, oldest_own[0])
-    while (
-        store.total(root, "telemetry") > config.telemetry_cache_size
-        or store.total(root, "telemetry_bytes") > config.telemetry_cache_bytes
-    ):
+    while _above_bounds(work, root):
         first = store.first_under(key(b"O", root))
         if first is None:  # only after damage (section 10): nothing is cached whatever the counters say
             store.tally(root, "telemetry", -store.total(root, "telemetry"))
@@ -210,10 +218,7 @@ def drop_all(work: Work, root: str, tid: str, refusal: Refusal) -> None:
 def expire(work: Work) -> None:
     """Forget entities that were pending for `pending_ttl` (6.4); takes from the oldest end."""
     limit = work.now - work.config.pending_ttl
-    while limit >= 0:
-        first = work.store.first_due(b"X", limit)
-        if first is None:
-            return
+    while limit >= 0 and (first := work.store.first_due(b"X", limit)) is not None:
         root, tid = parts(b"X" + first[1], 2)[0]
         entry = work.store.pending(root, tid)
         assert entry is not None
