@@ -1,12 +1,22 @@
 """The registration engine: one record in, effects out; the whole state is in the State port (registration.md).
 
-Each record first moves the clock, which forgets pending entities and old statuses whose time is over, and is looked at
-after that. Nothing is kept between two calls, so a restart changes nothing.
+Each record first moves the clock, which forgets pending entities (6.4) and old statuses (2) whose time is over, and is
+looked at after that. Nothing is kept between two calls but what the state says too, so a restart changes nothing (10).
 
-An id is unknown, pending, registered or idle (removed, expired):
+What becomes of an id, by its state (13; idle: removed, expired, or unknown with a refusal) and by what comes:
 
-    unknown/idle --data--> pending --registration with known parent--> registered --removal--> idle
-         '--registration with unknown parent--^ '--time limit, cancelled--> idle     (data passes)
+| state      | registration, parent known | parent unknown    | data                     | removal     | time limit |
+|------------|----------------------------|-------------------|--------------------------|-------------|------------|
+| unknown,   | registered, releases what  | pending: it waits | pending: it is kept (6); | no effect   | -          |
+| idle       | waited for it (5.3)        | (5.1)             | or registered (7)        |             |            |
+| pending    | registered, replays its    | pending: the last | pending: it is kept (6); | idle, all   | idle, all  |
+|            | cache (6.5)                | one counts (5.2)  | or registered (7)        | cancelled   | expired    |
+|            |                            |                   |                          | (9)         | (6.4)      |
+| registered | update or repeat (8)       | refused (8.3)     | passes                   | idle, with  | -          |
+|            |                            |                   |                          | all below   |            |
+|            |                            |                   |                          | it (9)      |            |
+
+A refused message (4) changes none of these states; only the last refusal of the id is kept with its status (13).
 """
 
 from __future__ import annotations

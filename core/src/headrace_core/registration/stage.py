@@ -1,4 +1,4 @@
-"""The registration stage: records of `raw` in, records of `routed`, `entities` and the others out (registration.md).
+"""The registration stage: records of `raw` in, records of `routed` and the others out (registration.md 1, 10, 11).
 
 A record is a message (header `topic`), a tick or flush (moves the clock, copied to `routed`), or a request (an HTTP
 write, answered in `replies`). Whatever else it is, it becomes a dead letter.

@@ -1,4 +1,4 @@
-"""Keys and values of the durable state, and the indexes that follow from them.
+"""Keys and values of the durable state, and the indexes that follow from them (registration.md 6.6, 10, 14).
 
 A key is one family byte, then texts that end with NUL (root, topic id), then integers in 8 bytes big-endian.
 

@@ -1,4 +1,5 @@
-"""What the rules share while one record is applied: store, configuration, clock, and the effects so far."""
+"""What the rules share while one record is applied: store, configuration, clock (registration.md 1), and the
+effects so far; the documents of an entity (11, 12)."""
 
 from __future__ import annotations
 
