@@ -127,6 +127,7 @@ def _registration(work: Work, parsed: Parsed, message: Message) -> None:
             outcome = _define(work, root, tid, message)
             if outcome is None:
                 return
+            entities.note_spelling(work, root, tid, message.topic)
             applied = outcome
         work.store.count("applied" if applied else "no_effect")
     except Refusal as refusal:

@@ -120,7 +120,17 @@ def _release(work: Work, root: str, tid: str) -> list[Step]:
         work.drop(waiting.message, root, refusal)
         return []
     work.store.count("applied")
+    note_spelling(work, root, tid, waiting.message.topic)
     return _put(work, root, tid, definition, external, automatic=False)
+
+
+def note_spelling(work: Work, root: str, tid: str, topic: str) -> None:
+    """Remember the topic of a registration that is spelled with other slashes at its end (section 3).
+
+    It names the same entity, but the broker retains it beside the others: a removal has to clear it too (section 9).
+    """
+    if topic != f"{root}/{tid}":
+        work.store.write(b"R" + name_of(root, tid) + topic.encode(), b"")
 
 
 def _follow(work: Work, root: str, tid: str) -> list[Step]:

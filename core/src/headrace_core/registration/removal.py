@@ -7,7 +7,7 @@ from typing import Any
 from headrace_core.registration import status
 from headrace_core.registration.cache import pending
 from headrace_core.registration.config import MAIN
-from headrace_core.registration.effects import Cleared, Removed
+from headrace_core.registration.effects import Cleared, Published, Removed
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.store import Store, name_of
 from headrace_core.registration.work import Work, document
@@ -65,4 +65,8 @@ def _remove_one(work: Work, root: str, tid: str) -> None:
     store.tally(root, "automatic", -int(entity.automatic))
     store.delete(b"L" + name_of(root, tid))
     work.emit(Removed(root, tid))
+    spelled = b"R" + name_of(root, tid)
+    for raw, _ in list(store.under(spelled)):
+        work.emit(Published(raw[len(spelled) :].decode(), b""))
+        store.delete(raw)
     status.set_idle(work, root, tid, "removed", work.now, work.now)

@@ -6,7 +6,7 @@ A key is one family byte, then texts that end with NUL (root, topic id), then in
     E entity                     T twin value                   G published configuration
     V retained data topic        P pending entry                W waiting registration
     M one cached message         Z idle status                  L last error
-    H a changed parent (listing)
+    H a changed parent (listing)  R a registration's topic, if spelled otherwise
 
 Derived (rebuilt by `derived` from one primary item each):
 
@@ -33,7 +33,7 @@ from headrace_core.registration import topics
 from headrace_core.registration.message import Message, read_json
 from headrace_core.state import Item, State, first, hold
 
-PRIMARY = b"cntETGVPWMZLH"
+PRIMARY = b"cntETGVPWMZLHR"
 HELD_BACK = frozenset(b"cntP")
 """Families that are written at the end of a chunk."""
 METADATA, TELEMETRY = b"0", b"1"

@@ -134,6 +134,25 @@ def test_removal_leaves_tombstones_and_clears() -> None:
     assert json.loads(status.value or b"")["status"] == "removed"
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_removal_clears_the_registration_however_its_topic_was_spelled(waits: bool) -> None:
+    """`te/device/a` and `te/device/a//` name one entity, but the broker retains each of them (sections 3 and 9)."""
+    log = Log()
+    members = {"@type": "child-device"} | ({"@parent": "device/p//"} if waits else {})
+    log.message("te/device/a", members, retain=True)
+    log.message("te/device/p", {"@type": "child-device"}, retain=True)
+    log.message("te/device/a///", members | {"x": 1}, retain=True)
+    log.message("te/device/a//", members | {"x": 1}, retain=True)
+    out = log.request("DELETE", "/te/v1/entities/device/a")
+    assert kinds(out) == [b"remove"]
+    topics = [b"te/device/a//", b"te/device/a", b"te/device/a///"]
+    assert [(e.key, e.value) for e in to("outbound", out)] == [(topic, b"") for topic in topics]
+    for topic in topics:
+        assert to("routed", log.message(topic.decode(), b"", retain=True)) == []
+    log.message("te/device/a//", members, retain=True)
+    assert [e.key for e in to("outbound", log.request("DELETE", "/te/v1/entities/device/a"))] == [b"te/device/a//"]
+
+
 def test_a_request_is_answered_after_what_it_caused() -> None:
     out = Log().request("POST", "/te/v1/entities", body={"@topic-id": "device/a", "@type": "child-device"})
     assert kinds(out) == [b"register"]
