@@ -17,8 +17,8 @@ Derived (rebuilt by `derived` from one primary item each):
 So adding or evicting a cached message writes that message's key, its index, its pending entry and counters, nothing
 else (section 6.6).
 
-What changes with each message and is only read key by key (numbers, pending entries) is *held back* over the writes of
-a chunk: it is kept decoded, and encoded once, at the chunk's end.
+What changes with each message, or comes and goes soon (numbers, pending entries, cached messages and their index), is
+*held back* over the writes of a chunk: it is kept decoded, and encoded once, at the chunk's end, if it is still there.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from headrace_core.registration.message import Message, read_json
 from headrace_core.state import Item, State, first, hold
 
 PRIMARY = b"cntETGVPWMZLHR"
-HELD_BACK = frozenset(b"cntP")
+HELD_BACK = frozenset(b"cntPM")
 """Families that are written at the end of a chunk."""
+MESSAGE, ARRIVAL = b"MO"
 METADATA, TELEMETRY = b"0", b"1"
 NEVER = 1 << 64
 CLOCK = b"cclock"
@@ -246,7 +247,7 @@ class Store:
     and it is known what does not have to be looked for in the time indexes. Only one store of a chunk may keep.
     """
 
-    __slots__ = ("_earliest", "_items", "_late", "_numbers", "_raws", "_state", "keeps")
+    __slots__ = ("_arrivals", "_earliest", "_fresh", "_items", "_late", "_numbers", "_raws", "_state", "keeps")
 
     def __init__(self, state: State, *, keep: bool = False) -> None:
         self._state = state
@@ -256,6 +257,11 @@ class Store:
         self._items: dict[bytes, Any] = {}
         self._raws: dict[bytes, bytes | None] = {}
         self._late: set[bytes] = set()
+        """Keys of what is held back."""
+        self._fresh: dict[bytes, list[bytes]] = {}
+        """Keys of cached messages that are, or were, held back, by what comes before their number."""
+        self._arrivals: dict[bytes, bytes] = {}
+        """Items of the index of telemetry by arrival that are held back."""
         self._earliest: dict[bytes, int] = {}
 
     def settle(self) -> None:
@@ -266,6 +272,13 @@ class Store:
             else:
                 self._state.put(raw, _encode(self._items[raw]))
         self._late.clear()
+        self._fresh.clear()
+        self._settle_arrivals()
+
+    def _settle_arrivals(self) -> None:
+        for index, item in self._arrivals.items():
+            self._state.put(index, item)
+        self._arrivals.clear()
 
     def get(self, raw: bytes, kind: type[T]) -> T | None:
         """The item `raw`, which is a `kind`, or None."""
@@ -304,6 +317,8 @@ class Store:
             self._items[raw] = value
             if raw[0] in HELD_BACK:
                 self._late.add(raw)
+                if raw[0] == MESSAGE:
+                    self._fresh.setdefault(raw[:-8], []).append(raw)
                 return
         self._state.put(raw, _encode(value))
 
@@ -330,15 +345,21 @@ class Store:
             (self._items if raw[:1] in VALUES else self._raws)[raw] = None
 
     def take_under(self, prefix: bytes, kind: type[T]) -> list[T]:
-        """Delete all primary items whose keys start with `prefix`, and return them in order."""
+        """Delete all numbered items behind `prefix`, and return them in order; those held back are the newest."""
         taken = []
-        for raw, value in list(self.under(prefix)):
+        for raw, value in list(self._state.scan(prefix, after(prefix))):
             item = self._items.pop(raw, None)
             if item is None:
                 item = msgspec.msgpack.decode(value, type=kind)
             self._index(raw, item, None)
             self._state.delete(raw)
             taken.append(item)
+        for raw in self._fresh.pop(prefix, ()):
+            if raw in self._late:
+                self._late.remove(raw)
+                item = self._items.pop(raw)
+                self._index(raw, item, None)
+                taken.append(item)
         return taken
 
     def _index(self, raw: bytes, old: object, new: object) -> None:
@@ -353,13 +374,16 @@ class Store:
         before = index_items(raw, old)
         now = {} if new is None else index_items(raw, new)
         for index in before:
-            if index not in now:
+            if index not in now and self._arrivals.pop(index, None) is None:
                 self._state.delete(index)
         for index, item in now.items():
             if before.get(index) != item:
                 self._put_index(index, item)
 
     def _put_index(self, index: bytes, item: bytes) -> None:
+        if self.keeps and index[0] == ARRIVAL:
+            self._arrivals[index] = item
+            return
         self._state.put(index, item)
         self._earliest.pop(index[:1], None)
 
@@ -376,7 +400,11 @@ class Store:
         return self._state.scan(start, stop)
 
     def first_under(self, prefix: bytes) -> Item | None:
-        """The first item whose key starts with `prefix`, of a family that is not held back."""
+        """The first item whose key starts with `prefix`."""
+        if prefix[0] == ARRIVAL:
+            self._settle_arrivals()
+        elif prefix[0] in HELD_BACK:
+            self.settle()
         return first(self._state, prefix, after(prefix))
 
     def first_due(self, family: bytes, limit: int) -> Item | None:

@@ -106,3 +106,26 @@ def test_what_is_there_is_known_after_a_write_and_a_removal_within_the_chunk() -
     assert store.raw(b"T" + NAME + b"k") == b"1"
     store.write(b"T" + NAME + b"k", None)
     assert store.raw(b"T" + NAME + b"k") is None
+
+
+def test_messages_that_were_written_and_those_held_back_are_taken_in_order_of_arrival() -> None:
+    store, overlay = kept()
+    for at in (1, 2, 3, 4):
+        raw, item = cached(at)
+        store.replace(raw, None, item)
+        if at == 2:
+            assert len(list(store.under(b"M"))) == 2, "a scan writes what is held back"
+    store.delete(cached(3)[0])
+    first = store.first_under(b"O")
+    assert first is not None
+    assert first[0].endswith(number(1))
+    assert [item.message.ref for item in store.take_under(b"M" + NAME + TELEMETRY, Cached)] == [1, 2, 4]
+    assert {raw for raw, value in overlay.mutations.items() if value is not None} == set()
+
+
+def test_a_message_that_is_replayed_within_its_chunk_is_never_written() -> None:
+    store, overlay = kept()
+    raw, item = cached(1)
+    store.replace(raw, None, item)
+    assert store.take_under(raw[:-8], Cached) == [item]
+    assert overlay.mutations == {}
