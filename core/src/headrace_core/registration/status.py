@@ -98,7 +98,8 @@ def _document(store: Store, ttl: int, root: str, tid: str, error: LastError | No
         shown |= document(tid, entity)
         shown["automatic"] = entity.automatic
     elif (entry := store.get(b"P" + name, Pending)) is not None:
-        shown = _pending_document(root, tid, entry, store.get(b"W" + name, Waiting), entry.since + ttl)
+        waiting = store.get(b"W" + name, Waiting) if entry.waiting else None
+        shown = _pending_document(root, tid, entry, waiting, entry.since + ttl)
     else:
         idle = store.idle(root, tid)
         state, since = ("unknown", None) if idle is None else (idle.state, idle.since)

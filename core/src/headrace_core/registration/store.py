@@ -285,7 +285,7 @@ class Store:
         if raw in self._items:
             found: T | None = self._items[raw]
             return found
-        value = self._state.get(raw)
+        value = self._raws[raw] if raw in self._raws else self._state.get(raw)
         found = None if value is None else msgspec.msgpack.decode(value, type=kind)
         if self.keeps:
             self._items[raw] = found
