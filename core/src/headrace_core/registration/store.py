@@ -19,6 +19,8 @@ else (section 6.6).
 
 What changes with each message, or comes and goes soon (numbers, pending entries, cached messages and their index), is
 *held back* over the writes of a chunk: it is kept decoded, and encoded once, at the chunk's end, if it is still there.
+A primary item that has come and gone within the chunk is among its writes all the same, as deleted: a late writer with
+another cut of the log may have written it to the changelog, and only a newer record of the key can outdo that one.
 """
 
 from __future__ import annotations
@@ -338,8 +340,10 @@ class Store:
         kind = INDEXED.get(raw[:1])
         if kind is not None:
             self._index(raw, self.get(raw, kind), None)
-        self._late.discard(raw)
-        if self._state.get(raw) is not None:
+        if raw in self._late:
+            self._late.remove(raw)
+            self._state.delete(raw)
+        elif self._state.get(raw) is not None:
             self._state.delete(raw)
         if self.keeps:
             (self._items if raw[:1] in VALUES else self._raws)[raw] = None
@@ -359,6 +363,7 @@ class Store:
                 self._late.remove(raw)
                 item = self._items.pop(raw)
                 self._index(raw, item, None)
+                self._state.delete(raw)
                 taken.append(item)
         return taken
 
