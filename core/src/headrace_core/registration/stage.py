@@ -58,8 +58,11 @@ class RegistrationStage:
             _unreadable(engine, record, "unknown kind of record", emit)
 
     def derive(self, state: State, key: bytes, value: bytes) -> None:
-        """Write the index items of one primary item; a damaged item is taken out and counted (section 10)."""
-        if not sound(key, value):
+        """Write the index items of one primary item; a damaged item is taken out and counted (section 10).
+
+        So is a registration that waits without its pending entry, which was damaged: it would never stop waiting.
+        """
+        if not sound(key, value) or (key[:1] == b"W" and state.get(b"P" + key[1:]) is None):
             state.delete(key)
             Store(state).count("damaged")
             return

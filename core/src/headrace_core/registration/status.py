@@ -2,6 +2,9 @@
 
 An id is registered (an entity item), pending (a pending item), idle (`removed`, `expired`, or `unknown` with a
 last error) or nothing at all; never two of these. Idle statuses are bounded in time and number: the oldest go first.
+
+The last refusal is that of a registration or removal. Data that is refused says nothing of the id's registration and
+may come at any rate; it is counted and has its dead letter (11).
 """
 
 from __future__ import annotations
