@@ -86,6 +86,7 @@ FAMILIES = {
         "T": "twin values", "G": "published configurations", "V": "topics with retained data", "P": "pending entries",
         "W": "waiting registrations", "M": "cached messages", "Z": "statuses of other ids", "L": "last errors",
         "H": "changed parents, for listings",
+        "R": "topics of registrations that are spelled otherwise",
     },
     "batching": {
         "c": "clock and numbers given out", "b": "open batches and their last members", "m": "earlier members",

@@ -25,9 +25,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headrace_core.packing.ids import Ints, Subjects, number_subjects
 from headrace_core.packing.packer import UNTIMED, Open, Packed, as_times, pack_rows, run_starts
 from headrace_core.packing.settings import PackingSettings
+from headrace_core.packing.subjects import Ints, Subjects, number_subjects
 
 Bools = npt.NDArray[np.bool_]
 
@@ -187,7 +187,7 @@ class Lane:
         fresh = np.arange(len(every)) >= first
         groups = _groups(subjects.codes, times)
         late = times < _latest_before(times, numbers, len(packed.sizes), state.sent_to)
-        late |= (times == state.sent_to) & np.isin(subjects.codes, _codes_of(subjects, state.sent_subjects))
+        late |= _of_sent_groups(state, times, subjects)
         late |= (numbers > 0) & np.isin(groups, groups[:first])  # its group was in the open batch, which had no room
         return Counts(
             measurements=len(every) - first,
@@ -210,9 +210,13 @@ def _by_number(numbers: Ints, count: int) -> list[Ints]:
     return np.split(order, edges) if count else []
 
 
-def _codes_of(subjects: Subjects, names: list[str]) -> list[int]:
-    known = {name: code for code, name in enumerate(subjects.names)}
-    return [known[name] for name in names if name in known]
+def _of_sent_groups(state: LaneState, times: Ints, subjects: Subjects) -> Bools:
+    """Which rows are of the time that the lane has sent to, and of a subject sent then: their group went out before."""
+    of_that_time = times == state.sent_to
+    sent = set(state.sent_subjects)
+    codes = [code for code in np.unique(subjects.codes[of_that_time]).tolist() if subjects.names[code] in sent]
+    found: Bools = of_that_time & np.isin(subjects.codes, codes)
+    return found
 
 
 def _latest_before(times: Ints, numbers: Ints, count: int, sent_to: int) -> Ints:

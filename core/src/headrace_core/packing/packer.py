@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace_core.errors import ConfigError
-from headrace_core.packing.ids import Ints, number_subjects
+from headrace_core.packing.subjects import Ints, number_subjects
 
 UNTIMED = int(np.iinfo(np.int64).min)
 """The time of a measurement without a time: before all others."""

@@ -43,7 +43,7 @@ class Updated(Struct, frozen=True):
     document: Mapping[str, Any]
 
 
-class Passed(Struct, frozen=True):
+class Passed(Struct, frozen=True, gc=False):
     """A message of a registered entity is passed on unchanged."""
 
     root: str
@@ -71,7 +71,7 @@ class Published(Struct, frozen=True):
     payload: bytes
 
 
-class Dropped(Struct, frozen=True):
+class Dropped(Struct, frozen=True, gc=False):
     """A message is refused, lost or discarded; `root` None if its topic names none that is accepted."""
 
     message: Message
@@ -80,7 +80,7 @@ class Dropped(Struct, frozen=True):
     detail: str
 
 
-class StatusChanged(Struct, frozen=True):
+class StatusChanged(Struct, frozen=True, gc=False):
     """The status of an entity may have changed; `document` None: nothing is known of it any more.
 
     `detail` says more about the document's `last_error`.
@@ -88,7 +88,7 @@ class StatusChanged(Struct, frozen=True):
 
     root: str
     entity: str
-    document: Mapping[str, Any] | None
+    document: dict[str, Any] | None
     detail: str = ""
 
 

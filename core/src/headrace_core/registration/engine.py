@@ -1,12 +1,22 @@
 """The registration engine: one record in, effects out; the whole state is in the State port (registration.md).
 
-Each record first moves the clock, which forgets pending entities and old statuses whose time is over, and is looked at
-after that. Nothing is kept between two calls, so a restart changes nothing.
+Each record first moves the clock, which forgets pending entities (6.4) and old statuses (2) whose time is over, and is
+looked at after that. Nothing is kept between two calls but what the state says too, so a restart changes nothing (10).
 
-An id is unknown, pending, registered or idle (removed, expired):
+What becomes of an id, by its state (13; idle: removed, expired, or unknown with a refusal) and by what comes:
 
-    unknown/idle --data--> pending --registration with known parent--> registered --removal--> idle
-         '--registration with unknown parent--^ '--time limit, cancelled--> idle     (data passes)
+| state      | registration, parent known | parent unknown    | data                     | removal     | time limit |
+|------------|----------------------------|-------------------|--------------------------|-------------|------------|
+| unknown,   | registered, releases what  | pending: it waits | pending: it is kept (6); | no effect   | -          |
+| idle       | waited for it (5.3)        | (5.1)             | or registered (7)        |             |            |
+| pending    | registered, replays its    | pending: the last | pending: it is kept (6); | idle, all   | idle, all  |
+|            | cache (6.5)                | one counts (5.2)  | or registered (7)        | cancelled   | expired    |
+|            |                            |                   |                          | (9)         | (6.4)      |
+| registered | update or repeat (8)       | refused (8.3)     | passes                   | idle, with  | -          |
+|            |                            |                   |                          | all below   |            |
+|            |                            |                   |                          | it (9)      |            |
+
+A refused message (4) changes none of these states; only the last refusal of the id is kept with its status (13).
 """
 
 from __future__ import annotations
@@ -14,15 +24,17 @@ from __future__ import annotations
 from headrace_core.registration import entities, http, removal, status, topics
 from headrace_core.registration.cache import pending
 from headrace_core.registration.config import RegistrationConfig
-from headrace_core.registration.effects import Effect, StatusChanged
+from headrace_core.registration.effects import Effect
 from headrace_core.registration.message import Message, parse_definition
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import Request, Response
-from headrace_core.registration.store import CLOCK, Store
+from headrace_core.registration.store import CLOCK, Store, counter_key
 from headrace_core.registration.topics import Kind, Parsed
 from headrace_core.registration.updates import update
 from headrace_core.registration.work import Work, open_root
 from headrace_core.state import State
+
+IN, PASSED = counter_key("in"), counter_key("passed")
 
 
 class Engine:
@@ -31,6 +43,8 @@ class Engine:
     def __init__(self, state: State, config: RegistrationConfig) -> None:
         self.store = Store(state, keep=True)
         self._config = config
+        self.now = 0
+        """The clock of the last record (ms)."""
         self._opened: set[str] = set()
         """Roots whose main device is known to be in the store; it is never removed."""
 
@@ -40,7 +54,7 @@ class Engine:
         `retained` None: the bridge could not see the flag, and the channel decides (section 9).
         """
         work = self._begin(receipt_ms)
-        work.store.count("in")
+        work.store.add(IN, 1)
         if retained is None:
             retained = topics.assumed_retained(topic)
         message = Message(topic, payload, retained, work.now, ref)
@@ -87,18 +101,19 @@ class Engine:
         return min(times, default=None)
 
     def _begin(self, receipt_ms: int) -> Work:
-        work = Work(self.store, self._config, max(self.store.clock, receipt_ms))
-        self.store.set_number(CLOCK, work.now)
+        clock = self.store.number(CLOCK)
+        if receipt_ms > clock:
+            self.store.set_number(CLOCK, receipt_ms)
+            clock = receipt_ms
+        self.now = clock
+        work = Work(self.store, self._config, clock)
         pending.expire(work)
         status.expire_idle(work)
         return work
 
     def _end(self, work: Work) -> list[Effect]:
         for root, tid in work.touched:
-            document = status.status_document(work.store, self._config.pending_ttl, root, tid)
-            known = document["state"] != "unknown" or "last_error" in document
-            error = work.store.error(root, tid)
-            work.emit(StatusChanged(root, tid, document if known else None, error.detail if error else ""))
+            work.emit(status.changed(work, root, tid))
         return work.effects
 
 
@@ -112,6 +127,7 @@ def _registration(work: Work, parsed: Parsed, message: Message) -> None:
             outcome = _define(work, root, tid, message)
             if outcome is None:
                 return
+            entities.note_spelling(work, root, tid, message.topic)
             applied = outcome
         work.store.count("applied" if applied else "no_effect")
     except Refusal as refusal:
@@ -153,5 +169,5 @@ def _data(work: Work, parsed: Parsed, message: Message) -> None:
     if not registered:
         pending.keep(work, parsed, message)
         return
-    store.count("passed")
+    store.add(PASSED, 1)
     entities.pass_on(work, root, tid, parsed.channel, message)

@@ -16,7 +16,7 @@ from headrace_core.registration.cache import pending
 from headrace_core.registration.effects import Passed, Published, Registered, TwinChanged
 from headrace_core.registration.message import Definition, Message, parse_definition, read_json, write_json
 from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.store import Entity, key
+from headrace_core.registration.store import Entity, key, name_of
 from headrace_core.registration.work import Work, document, publication
 
 
@@ -65,10 +65,10 @@ def _put(work: Work, root: str, tid: str, definition: Definition, external: str,
     status.forget(work, root, tid)
     content = write_json(definition.content())
     parent = definition.resolved_parent(tid)
-    entity = Entity(definition.type, external, parent, definition.health, automatic, work.now, content)
+    entity = Entity(definition.type, external, parent, definition.health, automatic, work.now, content, retained=False)
     if automatic:
         entity = echoed(entity)
-    store.put(key(b"E", root, tid), entity)
+    store.put(b"E" + name_of(root, tid), entity)
     store.tally(root, f"entities.{entity.type}")
     store.tally(root, "automatic", int(automatic))
     work.touch(root, tid)
@@ -78,8 +78,9 @@ def _put(work: Work, root: str, tid: str, definition: Definition, external: str,
     else:
         for name, value in definition.twin.items():
             set_twin(work, root, tid, name, value)
+    if cached:
+        store.count("replayed", len(cached))
     for item in cached:
-        work.store.count("replayed")
         pass_on(work, root, tid, item.channel, item.message)
     return _followers(work, root, tid)
 
@@ -119,7 +120,17 @@ def _release(work: Work, root: str, tid: str) -> list[Step]:
         work.drop(waiting.message, root, refusal)
         return []
     work.store.count("applied")
+    note_spelling(work, root, tid, waiting.message.topic)
     return _put(work, root, tid, definition, external, automatic=False)
+
+
+def note_spelling(work: Work, root: str, tid: str, topic: str) -> None:
+    """Remember the topic of a registration that is spelled with other slashes at its end (section 3).
+
+    It names the same entity, but the broker retains it beside the others: a removal has to clear it too (section 9).
+    """
+    if topic != f"{root}/{tid}":
+        work.store.write(b"R" + name_of(root, tid) + topic.encode(), b"")
 
 
 def _follow(work: Work, root: str, tid: str) -> list[Step]:
@@ -163,7 +174,7 @@ def pass_on(work: Work, root: str, tid: str, channel: str, message: Message) -> 
     store = work.store
     mark(work, root, tid, message.topic, retained=message.retained and bool(message.payload))
     if channel.startswith("twin/") or channel == "config":
-        name = key(b"G", root, tid) if channel == "config" else key(b"T", root, tid) + channel[5:].encode()
+        name = b"G" + name_of(root, tid) if channel == "config" else b"T" + name_of(root, tid) + channel[5:].encode()
         try:
             value = None if not message.payload else read_json(message.payload)
             store.write(name, None if value is None else write_json(value))
@@ -174,15 +185,19 @@ def pass_on(work: Work, root: str, tid: str, channel: str, message: Message) -> 
 
 def mark(work: Work, root: str, tid: str, topic: str, *, retained: bool) -> None:
     """Remember whether the last message of a data topic was retained and not empty (section 9)."""
-    name = key(b"V", root, tid) + topic.encode()
+    store = work.store
     if retained:
-        work.store.write(name, b"")
-    elif work.store.raw(name) is not None:
-        work.store.delete(name)
+        store.write(b"V" + name_of(root, tid) + topic.encode(), b"")
+        if not store.has_retained(root, tid) and (entity := store.entity(root, tid)) is not None:
+            store.put(b"E" + name_of(root, tid), replace(entity, retained=True))
+    elif store.has_retained(root, tid):
+        name = b"V" + name_of(root, tid) + topic.encode()
+        if store.raw(name) is not None:
+            store.delete(name)
 
 
 def set_twin(work: Work, root: str, tid: str, name: str, value: object) -> None:
     """Set one twin value (None removes it) and put it out."""
-    raw = key(b"T", root, tid) + name.encode()
+    raw = b"T" + name_of(root, tid) + name.encode()
     work.store.write(raw, None if value is None else write_json(value))
     work.emit(TwinChanged(root, tid, name, value))

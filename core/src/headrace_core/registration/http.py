@@ -12,7 +12,7 @@ from headrace_core.registration.message import read_definition, read_json, read_
 from headrace_core.registration.queries import twin_values
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import ABSENT, Request, Response, Route, etag, matches, problem, route
-from headrace_core.registration.store import Entity, key
+from headrace_core.registration.store import Entity, name_of
 from headrace_core.registration.updates import change, check_parent
 from headrace_core.registration.work import Work, document, open_root, publication
 
@@ -60,7 +60,7 @@ def _post(work: Work, request: Request, found: Route) -> Response:
     if definition.ignored:
         work.store.count("warnings.unknown_member")
     entities.register(work, found.root, tid, definition)
-    work.store.put(key(b"E", found.root, tid), entities.echoed(_known(work, found.root, tid)))
+    work.store.put(b"E" + name_of(found.root, tid), entities.echoed(_known(work, found.root, tid)))
     _publish(work, found.root, tid)
     return Response(201, {"Location": quote(f"/{found.root}/v1/entities/{tid}", safe=PLAIN)}, {"@topic-id": tid})
 
@@ -143,7 +143,7 @@ def _replace_twin(work: Work, root: str, tid: str, wanted: dict[str, Any]) -> No
 
 def _write_twin(work: Work, root: str, tid: str, name: str, value: Any) -> None:
     """Write one value, for the bridge too, unless it is what is there."""
-    raw = work.store.raw(key(b"T", root, tid) + name.encode())
+    raw = work.store.raw(b"T" + name_of(root, tid) + name.encode())
     if (raw is None) == (value is None) and (raw is None or same(read_json(raw), value)):
         return
     entities.set_twin(work, root, tid, name, value)

@@ -22,7 +22,7 @@ MEMBERS = ("@type", "@id", "@parent", "@health")
 KNOWN = frozenset({*MEMBERS, "@topic-id"})
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True):
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An MQTT message: `receipt_ms` on the log's clock, `ref` = offset in the log (names it in outputs)."""
 
     topic: str
@@ -42,10 +42,24 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+_read = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_object).decode
+
+
 def read_json(payload: bytes | str) -> Any:
-    """The JSON value of `payload`. Raises ValueError for anything that is not JSON in UTF-8."""
+    """The JSON value of `payload`. Raises ValueError for anything that is not JSON in UTF-8.
+
+    An object with a key twice is none either: which of its values counts would be the reader's guess, so two readers
+    of one message could disagree (RFC 8259, section 4; the Spark writer has the same rule).
+    """
     try:
-        value = json.loads(payload.decode() if isinstance(payload, bytes) else payload, parse_constant=_no_constant)
+        value = _read(payload.decode() if isinstance(payload, bytes) else payload)
         write_json(value)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error

@@ -18,7 +18,7 @@ from headrace_core.registration.message import TYPES, read_json, write_json
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import Request, Response, Route, etag, matches, problem, query, route
 from headrace_core.registration.status import missing_ancestors, status_document
-from headrace_core.registration.store import Store, after, key, parts
+from headrace_core.registration.store import Store, after, key, name_of, parts
 from headrace_core.registration.work import Work, document, open_root
 from headrace_core.state import Overlay, State
 
@@ -61,7 +61,7 @@ def _entity(work: Work, request: Request, found: Route) -> Response:
 
 def twin_values(store: Store, root: str, tid: str) -> dict[str, Any]:
     """All twin data of an entity, in key order."""
-    prefix = key(b"T", root, tid)
+    prefix = b"T" + name_of(root, tid)
     return {raw[len(prefix) :].decode(): read_json(value) for raw, value in store.under(prefix)}
 
 
@@ -74,7 +74,7 @@ def _twin(work: Work, request: Request, found: Route) -> Response:
     if found.resource == "twin":
         values = twin_values(work.store, found.root, tid)
         return _single(request, values, etag(values))
-    raw = work.store.raw(key(b"T", found.root, tid) + found.key.encode())
+    raw = work.store.raw(b"T" + name_of(found.root, tid) + found.key.encode())
     if raw is None:
         raise Refusal("not_found", f"no twin data {found.key!r}")
     return _single(request, read_json(raw), etag(read_json(raw)))
@@ -82,7 +82,7 @@ def _twin(work: Work, request: Request, found: Route) -> Response:
 
 def _config(work: Work, request: Request, found: Route) -> Response:
     tid = found.topic_id
-    raw = work.store.raw(key(b"G", found.root, tid))
+    raw = work.store.raw(b"G" + name_of(found.root, tid))
     if work.store.entity(found.root, tid) is None or raw is None:
         raise Refusal("not_found", "no configuration published")
     value = read_json(raw)

@@ -7,9 +7,9 @@ from typing import Any
 from headrace_core.registration import status
 from headrace_core.registration.cache import pending
 from headrace_core.registration.config import MAIN
-from headrace_core.registration.effects import Cleared, Removed
+from headrace_core.registration.effects import Cleared, Published, Removed
 from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.store import Store, key
+from headrace_core.registration.store import Store, name_of
 from headrace_core.registration.work import Work, document
 
 
@@ -25,7 +25,7 @@ def remove(work: Work, root: str, tid: str) -> list[dict[str, Any]] | None:
         if work.store.pending(root, tid) is None:
             return None
         pending.drop_all(work, root, tid, pending.CANCELLED)
-        work.store.delete(key(b"L", root, tid))
+        work.store.delete(b"L" + name_of(root, tid))
         status.set_idle(work, root, tid, "removed", work.now, work.now)
         return []
     documents = []
@@ -53,16 +53,20 @@ def _remove_one(work: Work, root: str, tid: str) -> None:
     store = work.store
     entity = store.entity(root, tid)
     assert entity is not None
-    prefix = key(b"V", root, tid)
+    prefix = b"V" + name_of(root, tid)
     for raw, _ in list(store.under(prefix)):
         work.emit(Cleared(root, raw[len(prefix) :].decode()))
         store.delete(raw)
-    for raw, _ in list(store.under(key(b"T", root, tid))):
+    for raw, _ in list(store.under(b"T" + name_of(root, tid))):
         store.delete(raw)
-    store.delete(key(b"G", root, tid))
-    store.delete(key(b"E", root, tid))
+    store.delete(b"G" + name_of(root, tid))
+    store.delete(b"E" + name_of(root, tid))
     store.tally(root, f"entities.{entity.type}", -1)
     store.tally(root, "automatic", -int(entity.automatic))
-    store.delete(key(b"L", root, tid))
+    store.delete(b"L" + name_of(root, tid))
     work.emit(Removed(root, tid))
+    spelled = b"R" + name_of(root, tid)
+    for raw, _ in list(store.under(spelled)):
+        work.emit(Published(raw[len(spelled) :].decode(), b""))
+        store.delete(raw)
     status.set_idle(work, root, tid, "removed", work.now, work.now)

@@ -1,4 +1,4 @@
-"""The registration stage: records of `raw` in, records of `routed`, `entities` and the others out (registration.md).
+"""The registration stage: records of `raw` in, records of `routed` and the others out (registration.md 1, 10, 11).
 
 A record is a message (header `topic`), a tick or flush (moves the clock, copied to `routed`), or a request (an HTTP
 write, answered in `replies`). Whatever else it is, it becomes a dead letter.
@@ -44,7 +44,9 @@ class RegistrationStage:
         if engine is None or state is not self._state or not engine.store.keeps:
             engine, self._state = Engine(state, self._config), state
             self._engine = engine
-        fields = dict(reversed(record.headers))  # of two with one name the first
+        fields = dict(record.headers)
+        if len(fields) != len(record.headers):
+            fields = dict(reversed(record.headers))  # of two with one name the first
         kind = fields.get("kind")
         if kind is None:
             _put_out(engine, record, _message(engine, record, fields), emit)
@@ -56,8 +58,11 @@ class RegistrationStage:
             _unreadable(engine, record, "unknown kind of record", emit)
 
     def derive(self, state: State, key: bytes, value: bytes) -> None:
-        """Write the index items of one primary item; a damaged item is taken out and counted (section 10)."""
-        if not sound(key, value):
+        """Write the index items of one primary item; a damaged item is taken out and counted (section 10).
+
+        So is a registration that waits without its pending entry, which was damaged: it would never stop waiting.
+        """
+        if not sound(key, value) or (key[:1] == b"W" and state.get(b"P" + key[1:]) is None):
             state.delete(key)
             Store(state).count("damaged")
             return
@@ -84,7 +89,7 @@ class RegistrationStage:
 
 
 def _put_out(engine: Engine, record: Record, effects: list[Effect], emit: Callable[[Emission], None]) -> Outputs:
-    outputs = Outputs(record, engine.store.clock, emit)
+    outputs = Outputs(record, engine.now, emit)
     for effect in effects:
         outputs.effect(effect)
     return outputs

@@ -2,14 +2,18 @@
 
 An id is registered (an entity item), pending (a pending item), idle (`removed`, `expired`, or `unknown` with a
 last error) or nothing at all; never two of these. Idle statuses are bounded in time and number: the oldest go first.
+
+The last refusal is that of a registration or removal. Data that is refused says nothing of the id's registration and
+may come at any rate; it is counted and has its dead letter (11).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from headrace_core.registration.effects import StatusChanged
 from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.store import Idle, LastError, Store, key, parts
+from headrace_core.registration.store import Entity, Idle, LastError, Pending, Store, Waiting, key, name_of, parts
 from headrace_core.registration.work import Work, document
 
 
@@ -18,7 +22,7 @@ def set_idle(work: Work, root: str, tid: str, state: str, since: int | None, at:
     store = work.store
     if store.idle(root, tid) is None:
         store.tally(root, "idle")
-    store.put(key(b"Z", root, tid), Idle(state, since, at, store.sequence()))
+    store.put(b"Z" + name_of(root, tid), Idle(state, since, at, store.sequence()))
     work.touch(root, tid)
     while store.total(root, "idle") > work.config.status_history:
         oldest = store.first_under(key(b"B", root))
@@ -29,12 +33,12 @@ def set_idle(work: Work, root: str, tid: str, state: str, since: int | None, at:
 def forget(work: Work, root: str, tid: str) -> None:
     """An idle id becomes unknown, its last error goes too."""
     end_idle(work, root, tid)
-    work.store.delete(key(b"L", root, tid))
+    work.store.delete(b"L" + name_of(root, tid))
 
 
 def end_idle(work: Work, root: str, tid: str) -> None:
     if work.store.idle(root, tid) is not None:
-        work.store.delete(key(b"Z", root, tid))
+        work.store.delete(b"Z" + name_of(root, tid))
         work.store.tally(root, "idle", -1)
         work.touch(root, tid)
 
@@ -42,7 +46,7 @@ def end_idle(work: Work, root: str, tid: str) -> None:
 def set_error(work: Work, root: str, tid: str, refusal: Refusal) -> None:
     """Keep the last refusal of an id; an id with nothing else becomes `unknown` with it."""
     store = work.store
-    store.put(key(b"L", root, tid), LastError(refusal.reason, work.now, refusal.detail))
+    store.put(b"L" + name_of(root, tid), LastError(refusal.reason, work.now, refusal.detail))
     work.touch(root, tid)
     if store.entity(root, tid) is None and store.pending(root, tid) is None:
         idle = store.idle(root, tid)
@@ -53,7 +57,7 @@ def set_error(work: Work, root: str, tid: str, refusal: Refusal) -> None:
 def clear_error(work: Work, root: str, tid: str) -> None:
     """Accepted or removed: the last refusal is gone."""
     if work.store.error(root, tid) is not None:
-        work.store.delete(key(b"L", root, tid))
+        work.store.delete(b"L" + name_of(root, tid))
         work.touch(root, tid)
 
 
@@ -76,29 +80,53 @@ def expire_idle(work: Work) -> None:
         forget(work, root, tid)
 
 
+def changed(work: Work, root: str, tid: str) -> StatusChanged:
+    """The status as an effect."""
+    error = work.store.error(root, tid)
+    document = _document(work.store, work.config.pending_ttl, root, tid, error)
+    known = error is not None or document["state"] != "unknown"
+    return StatusChanged(root, tid, document if known else None, error.detail if error is not None else "")
+
+
 def status_document(store: Store, ttl: int, root: str, tid: str) -> dict[str, Any]:
     """The status of section 13 without what depends on other entities or on the clock."""
-    head: dict[str, Any] = {"@topic-id": tid, "root": root}
-    entity, entry = store.entity(root, tid), store.pending(root, tid)
+    return _document(store, ttl, root, tid, store.error(root, tid))
+
+
+def _document(store: Store, ttl: int, root: str, tid: str, error: LastError | None) -> dict[str, Any]:
+    name = name_of(root, tid)
+    entity = store.get(b"E" + name, Entity)
     if entity is not None:
-        head |= {"state": "registered", "since": entity.since}
-        head |= document(tid, entity) | {"automatic": entity.automatic}
-    elif entry is not None:
-        waiting = store.waiting(root, tid)
-        head |= {"state": "pending", "since": entry.since, "expires_at": entry.since + ttl}
-        head |= {"registration": waiting is not None, "waiting_for": None if waiting is None else waiting.parent}
-        size = entry.telemetry_bytes + entry.metadata_bytes + max(entry.waiting_bytes, 0)
-        head["cached"] = {"telemetry": entry.telemetry, "metadata": entry.metadata, "bytes": size}
-        if waiting is not None:
-            head["@type"] = waiting.type
-    elif (idle := store.idle(root, tid)) is not None:
-        head |= {"state": idle.state, "since": idle.since}
+        shown = {"@topic-id": tid, "root": root, "state": "registered", "since": entity.since}
+        shown |= document(tid, entity)
+        shown["automatic"] = entity.automatic
+    elif (entry := store.get(b"P" + name, Pending)) is not None:
+        waiting = store.get(b"W" + name, Waiting) if entry.waiting else None
+        shown = _pending_document(root, tid, entry, waiting, entry.since + ttl)
     else:
-        head |= {"state": "unknown", "since": None}
-    error = store.error(root, tid)
+        idle = store.idle(root, tid)
+        state, since = ("unknown", None) if idle is None else (idle.state, idle.since)
+        shown = {"@topic-id": tid, "root": root, "state": state, "since": since}
     if error is not None:
-        head["last_error"] = {"reason": error.reason, "receipt_time": error.receipt_ms}
-    return head
+        shown["last_error"] = {"reason": error.reason, "receipt_time": error.receipt_ms}
+    return shown
+
+
+def _pending_document(root: str, tid: str, entry: Pending, waiting: Waiting | None, expires_at: int) -> dict[str, Any]:
+    size = entry.telemetry_bytes + entry.metadata_bytes + max(entry.waiting_bytes, 0)
+    shown = {
+        "@topic-id": tid,
+        "root": root,
+        "state": "pending",
+        "since": entry.since,
+        "expires_at": expires_at,
+        "registration": waiting is not None,
+        "waiting_for": None if waiting is None else waiting.parent,
+        "cached": {"telemetry": entry.telemetry, "metadata": entry.metadata, "bytes": size},
+    }
+    if waiting is not None:
+        shown["@type"] = waiting.type
+    return shown
 
 
 def missing_ancestors(store: Store, root: str, tid: str) -> tuple[list[str], bool]:

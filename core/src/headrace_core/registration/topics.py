@@ -6,15 +6,14 @@ is a registration; else they are one of the channels below, or the topic is refu
 
 from __future__ import annotations
 
-import re
+from collections.abc import Container
 from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from headrace_core.registration.config import MAIN
 from headrace_core.registration.reasons import Refusal
-
-FORBIDDEN = re.compile("[+#\0]")
 
 
 class Kind(Enum):
@@ -26,7 +25,7 @@ class Kind(Enum):
     SIGNAL = "signal"
 
 
-class Parsed(NamedTuple):
+class Parsed(Struct, frozen=True, gc=False):
     """A topic taken apart. `registers`: its channel registers an unknown entity by itself (section 7)."""
 
     root: str
@@ -44,40 +43,42 @@ def topic_id(text: str) -> str:
 def _topic_id(segments: list[str]) -> str:
     if len(segments) > 4:
         raise Refusal("invalid_topic_id", "more than four segments")
-    if not any(segments):
-        raise Refusal("invalid_topic_id", "only empty segments")
     text = "/".join(segments)
-    if FORBIDDEN.search(text):
+    if not text.strip("/"):
+        raise Refusal("invalid_topic_id", "only empty segments")
+    if "+" in text or "#" in text or "\0" in text:
         raise Refusal("invalid_topic_id", "contains +, # or NUL")
     return text + "/" * (4 - len(segments))
 
 
-def parse(topic: str, roots: object) -> Parsed:
-    """Take an MQTT topic apart; `roots` is any container of accepted roots. Raises Refusal."""
-    segments = topic.split("/")
-    if segments[0] not in roots or len(segments) < 2:  # type: ignore[operator]
+def parse(topic: str, roots: Container[str]) -> Parsed:
+    """Take an MQTT topic apart; `roots` are the accepted ones. Raises Refusal."""
+    segments = topic.split("/", 5)
+    root = segments[0]
+    if root not in roots or len(segments) < 2:
         raise Refusal("invalid_topic", "wrong root or too short")
     entity = _topic_id(segments[1:5])
-    rest = segments[5:]
-    if not any(rest):
-        return Parsed(segments[0], entity, Kind.REGISTRATION)
+    rest = segments[5] if len(segments) == 6 else ""
+    if not rest.strip("/"):
+        return Parsed(root, entity, Kind.REGISTRATION)
     kind, registers = _channel(rest)
-    return Parsed(segments[0], entity, kind, "/".join(rest), registers)
+    return Parsed(root, entity, kind, rest, registers)
 
 
 def assumed_retained(topic: str) -> bool:
     """Whether a message whose retain flag nobody could see counts as retained: all metadata channels and alarms do
     (section 9)."""
-    rest = topic.split("/")[5:]
+    rest = "/".join(topic.split("/")[5:])
     try:
-        return any(rest) and (rest[0] == "a" or _channel(rest)[0] is Kind.METADATA)
+        return rest.startswith("a/") or _channel(rest)[0] is Kind.METADATA
     except Refusal:
         return False
 
 
-def _channel(rest: list[str]) -> tuple[Kind, bool]:
-    """Class of a channel and whether it registers automatically: the table of section 3."""
-    match rest:
+@lru_cache(256)
+def _channel(channel: str) -> tuple[Kind, bool]:
+    """Class of a channel and whether it registers automatically: the table of section 3. Raises Refusal."""
+    match channel.split("/"):
         case ["m" | "e" | "a", _]:
             return Kind.TELEMETRY, True
         case ["m" | "e" | "a", _, "meta"]:
@@ -95,7 +96,7 @@ def _channel(rest: list[str]) -> tuple[Kind, bool]:
             return Kind.METADATA, True
         case ["signal", name] if name:
             return Kind.SIGNAL, False
-    raise Refusal("unknown_channel", "/".join(rest))
+    raise Refusal("unknown_channel", channel)
 
 
 def check_twin_key(key: str) -> None:

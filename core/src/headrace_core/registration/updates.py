@@ -18,7 +18,7 @@ from headrace_core.registration.entities import set_twin
 from headrace_core.registration.message import Definition, read_json, same, write_json
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.status import clear_error
-from headrace_core.registration.store import Entity, Store, key
+from headrace_core.registration.store import Entity, Store, name_of
 from headrace_core.registration.work import Work, document, publication
 
 
@@ -44,7 +44,7 @@ def update(work: Work, root: str, tid: str, entity: Entity, definition: Definiti
 def _put_out_twin(work: Work, root: str, tid: str, twin: Mapping[str, Any], last: Mapping[str, Any]) -> None:
     """Put out the keys that differ from the last content and from the current value (8.4)."""
     for name, value in twin.items():
-        current = work.store.raw(key(b"T", root, tid) + name.encode())
+        current = work.store.raw(b"T" + name_of(root, tid) + name.encode())
         known = (name in last and same(last[name], value)) or (current is not None and same(read_json(current), value))
         if not known:
             set_twin(work, root, tid, name, value)
@@ -72,7 +72,7 @@ def change(work: Work, root: str, tid: str, entity: Entity, parent: str | None, 
     changed = tuple(n for n, a, b in zip(("@parent", "@health"), before, after, strict=True) if a != b)
     if new.parent != entity.parent:
         listing.remember(work.store, root, tid)
-    work.store.put(key(b"E", root, tid), new)
+    work.store.put(b"E" + name_of(root, tid), new)
     if changed:
         work.touch(root, tid)
         work.emit(Updated(root, tid, changed, document(tid, new)))

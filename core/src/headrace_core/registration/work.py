@@ -1,29 +1,30 @@
-"""What the rules share while one record is applied: store, configuration, clock, and the effects so far."""
+"""What the rules share while one record is applied: store, configuration, clock (registration.md 1), and the
+effects so far; the documents of an entity (11, 12)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from headrace_core.registration.config import MAIN, RegistrationConfig
 from headrace_core.registration.effects import Dropped, Effect, Opened
 from headrace_core.registration.message import MEMBERS, Message, read_json, write_json
 from headrace_core.registration.reasons import Refusal, outcome
-from headrace_core.registration.store import Entity, Store, key
+from headrace_core.registration.store import Entity, Store, name_of
 
 
-@dataclass(slots=True)
 class Work:
-    """`touched` lists the entities whose status may have changed, in order."""
+    """One record's work at log time `now` (ms). `touched`: the entities whose status may have changed, in order."""
 
-    store: Store
-    config: RegistrationConfig
-    now: int = 0
-    effects: list[Effect] = field(default_factory=list)
-    touched: dict[tuple[str, str], None] = field(default_factory=dict)
+    __slots__ = ("config", "effects", "emit", "now", "store", "touched")
 
-    def emit(self, effect: Effect) -> None:
-        self.effects.append(effect)
+    def __init__(self, store: Store, config: RegistrationConfig, now: int = 0) -> None:
+        self.store = store
+        self.config = config
+        self.now = now
+        self.effects: list[Effect] = []
+        self.emit = self.effects.append
+        """Put out one effect."""
+        self.touched: dict[tuple[str, str], None] = {}
 
     def touch(self, root: str, tid: str) -> None:
         self.touched[root, tid] = None
@@ -54,15 +55,14 @@ def publication(entity: Entity) -> bytes:
 
 def main_device(config: RegistrationConfig, root: str) -> Entity:
     """The main device, registered from the start (section 1)."""
-    return Entity("device", config.roots[root], None, None, False, 0, b"{}")
+    return Entity("device", config.roots[root], None, None, False, 0, b"{}", retained=False)
 
 
 def open_root(work: Work, root: str) -> None:
     """Make sure that the main device of `root` is in the store."""
-    name = key(b"E", root, MAIN)
-    if work.store.raw(name) is None:
+    if not work.store.has_entity(root, MAIN):
         main = main_device(work.config, root)
-        work.store.put(name, main)
+        work.store.put(b"E" + name_of(root, MAIN), main)
         work.emit(Opened(root, MAIN, document(MAIN, main)))
         work.store.tally(root, "entities.device")
         work.touch(root, MAIN)

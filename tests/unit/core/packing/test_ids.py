@@ -7,7 +7,6 @@ import pytest
 from headrace_core.packing.ids import (
     UNSPLITTABLE,
     batch_id,
-    number_subjects,
     shuffled_batch_id,
     shuffled_lane,
     subject_of,
@@ -27,14 +26,6 @@ def test_every_other_id_is_unsplittable(ingestion_id: str) -> None:
 def test_the_table_is_asked_first_and_may_lack_the_id() -> None:
     table = {"raw": "s9", "a$m": "s8"}
     assert [subject_of(each, table) for each in ("raw", "a$m", "b$m", "other")] == ["s9", "s8", "b", UNSPLITTABLE]
-
-
-def test_subjects_are_numbered_by_first_appearance_and_unsplittable_ids_share_one_number() -> None:
-    subjects = number_subjects(["b$x", "raw", "a$x", "b$y", "s$"])
-    assert subjects.codes.tolist() == [0, 1, 2, 0, 1]
-    assert subjects.names == ["b", UNSPLITTABLE, "a"]
-    assert subjects.unsplittable == 1
-    assert number_subjects(["b$x"]).unsplittable == -1
 
 
 def test_a_batch_id_names_lane_offsets_and_place() -> None:

@@ -10,7 +10,7 @@ import pytest
 from headrace_core.errors import ConfigError
 from headrace_core.registration import queries
 from headrace_core.registration.config import RegistrationConfig
-from headrace_core.registration.effects import Passed, Published, Registered, TwinChanged
+from headrace_core.registration.effects import Dropped, Passed, Published, Registered, TwinChanged
 from headrace_core.registration.engine import Engine
 from headrace_core.registration.message import same
 from headrace_core.registration.routes import ABSENT, Request, Response
@@ -167,6 +167,26 @@ def test_payloads_that_are_no_json_never_raise(payload: bytes) -> None:
     gateway.send("te/device/a///twin/x", payload)
     gateway.send("te/device/a///config", payload)
     assert gateway.get("/te/v1/entities/device/a///config").status == 404
+
+
+TWICE = b'{"@type":"child-device","@type":"child-device"}'
+
+
+@pytest.mark.parametrize("payload", [TWICE, b'{"@type":"child-device","a":{"b":1,"\\u0062":2}}', b'{"a":null,"a":1}'])
+def test_a_registration_with_a_key_twice_is_no_json_object(payload: bytes) -> None:
+    gateway = Gateway()
+    (dropped,) = [e for e in gateway.send("te/device/a//", payload) if isinstance(e, Dropped)]
+    assert (dropped.reason, dropped.detail) == ("invalid_payload", "a key stands twice in one object")
+    assert gateway.get("/te/v1/entities/device/a").status == 404
+
+
+def test_data_with_a_key_twice_passes_unjudged_and_is_no_value() -> None:
+    gateway = Gateway()
+    for channel in ("twin/x", "config"):
+        gateway.send(f"te/device/a///{channel}", {"b": 0})
+        effects = gateway.send(f"te/device/a///{channel}", b'{"b":1,"b":2}')
+        assert [e.message.payload for e in effects if isinstance(e, Passed)] == [b'{"b":1,"b":2}']
+        assert gateway.get(f"/te/v1/entities/device/a///{channel}").body == {"b": 0}
 
 
 def test_json_values_are_compared_as_values() -> None:

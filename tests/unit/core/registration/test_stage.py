@@ -6,14 +6,16 @@ import base64
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.registration.queries import answer
 from headrace_core.registration.routes import Request
 from headrace_core.registration.stage import RegistrationStage
+from headrace_core.registration.store import Store
 from headrace_core.stage import Emission, Record, header
-from headrace_core.state import MemoryState
+from headrace_core.state import MemoryState, Overlay
 
 
 class Log:
@@ -132,6 +134,25 @@ def test_removal_leaves_tombstones_and_clears() -> None:
     assert json.loads(status.value or b"")["status"] == "removed"
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_removal_clears_the_registration_however_its_topic_was_spelled(waits: bool) -> None:
+    """`te/device/a` and `te/device/a//` name one entity, but the broker retains each of them (sections 3 and 9)."""
+    log = Log()
+    members = {"@type": "child-device"} | ({"@parent": "device/p//"} if waits else {})
+    log.message("te/device/a", members, retain=True)
+    log.message("te/device/p", {"@type": "child-device"}, retain=True)
+    log.message("te/device/a///", members | {"x": 1}, retain=True)
+    log.message("te/device/a//", members | {"x": 1}, retain=True)
+    out = log.request("DELETE", "/te/v1/entities/device/a")
+    assert kinds(out) == [b"remove"]
+    topics = [b"te/device/a//", b"te/device/a", b"te/device/a///"]
+    assert [(e.key, e.value) for e in to("outbound", out)] == [(topic, b"") for topic in topics]
+    for topic in topics:
+        assert to("routed", log.message(topic.decode(), b"", retain=True)) == []
+    log.message("te/device/a//", members, retain=True)
+    assert [e.key for e in to("outbound", log.request("DELETE", "/te/v1/entities/device/a"))] == [b"te/device/a//"]
+
+
 def test_a_request_is_answered_after_what_it_caused() -> None:
     out = Log().request("POST", "/te/v1/entities", body={"@topic-id": "device/a", "@type": "child-device"})
     assert kinds(out) == [b"register"]
@@ -157,7 +178,13 @@ def test_if_match_is_checked_when_the_write_is_processed() -> None:
     assert kinds(out) == []
 
 
-@pytest.mark.parametrize("value", [b"", b"{", b"[]", b'{"method":"GET"}', b'{"method":1,"path":"","correlation":""}'])
+REQUEST_TWICE = b'{"method":"POST","path":"/te/v1/entities","correlation":"c","body":{"@type":"a","@type":"b"}}'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"{", b"[]", b'{"method":"GET"}', b'{"method":1,"path":"","correlation":""}', REQUEST_TWICE],
+)
 def test_an_unreadable_request_is_a_dead_letter(value: bytes) -> None:
     (letter,) = to("dead-letter", Log().record(value, ("kind", b"request"), key=None))
     assert json.loads(letter.value or b"")["reason"] == "invalid_payload"
@@ -272,6 +299,39 @@ def test_caching_a_message_writes_only_its_own_keys() -> None:
     assert sum(len(after.get(k, b"")) for k in changed) < 300
 
 
+def test_an_entity_knows_whether_it_has_retained_topics_and_old_items_count_as_if() -> None:
+    """Only an entity that says it has none saves the look (section 9); items from before the flag do not say so."""
+    log = Log()
+    log.message("te/device/a///m/t", 1)
+    store, name = Store(log.state), b"Ete\0device/a//\0"
+    assert not store.has_retained("te", "device/a//")
+    log.message("te/device/a///m/t", 2, retain=True)
+    assert store.has_retained("te", "device/a//")
+    members = msgspec.msgpack.decode(log.state.get(name) or b"")
+    log.state.put(name, msgspec.msgpack.encode(members[:-1]))
+    assert store.has_retained("te", "device/a//")
+    log.message("te/device/a///m/t", 3)
+    assert [e.key for e in to("outbound", log.message("te/device/a//", b""))] == [b"te/device/a//"]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_retained_topics_are_cleared_alike_in_chunks_of_any_size(chunk: int) -> None:
+    topics = ["te/device/a///m/t", "te/device/a///twin/x", "te/device/a///m/t", "te/device/a///a/x"]
+    records = [
+        Record(0, at, at, b"te", b"1", (("topic", topic.encode()), ("retain", retain)))
+        for at, (topic, retain) in enumerate(zip(topics, (b"1", b"1", b"0", b"1"), strict=True))
+    ]
+    records.append(Record(0, 9, 9, b"te", b"", (("topic", b"te/device/a//"), ("retain", b"1"))))
+    base, stage, out = MemoryState(), RegistrationStage(RegistrationConfig()), list[Emission]()
+    for first in range(0, len(records), chunk):
+        overlay = Overlay(base)
+        for record in records[first : first + chunk]:
+            stage.apply(overlay, record, out.append)
+        base.commit(overlay.mutations)
+    cleared = [e.key for e in to("outbound", out) if e.value == b""]
+    assert cleared == [b"te/device/a///a/x", b"te/device/a///twin/x", b"te/device/a//"]
+
+
 def outbound(out: list[Emission]) -> list[Emission]:
     return to("outbound", out)
 
@@ -299,3 +359,15 @@ def test_an_echo_that_a_patch_overtook_does_not_undo_it(registered: str) -> None
         assert kinds(log.message("te/device/a//", echo.value, retain=True)) == []
     asked = answer(log.state, RegistrationConfig(), Request("GET", "/te/v1/entities/device/a"))
     assert asked.body["@parent"] == "device/hall//"
+
+
+def test_a_registration_whose_pending_entry_is_damaged_does_not_wait_any_more() -> None:
+    log = Log()
+    log.message("te/cell/b//", {"@type": "child-device", "@parent": "cell/a//"})
+    items = {key: b"\xc1" if key[:1] == b"P" else value for key, value in log.state.snapshot().items()}
+    restored = MemoryState({key: value for key, value in items.items() if key[0] in log.stage.primary})
+    for key, value in restored.snapshot().items():
+        log.stage.derive(restored, key, value)
+    assert log.stage.gauges(restored)["damaged"] == 2
+    log.state = restored
+    assert kinds(log.message("te/cell/a//", {"@type": "child-device"})) == [b"register"]

@@ -6,7 +6,8 @@ Every emission of a record carries `id` = `registration:<partition>:<offset>:<in
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from headrace_core.registration.effects import (
@@ -30,10 +31,13 @@ from headrace_core.stage import Emission, Headers, Record
 STAGE = "registration"
 MAX_DEAD_PAYLOAD = 65_536
 """Bytes of a payload that a dead letter keeps."""
+NOTHING: Mapping[str, Any] = {}
 
 
 class Outputs:
     """Turns the effects of one input record, applied at log time `now` (ms), into emissions, in order."""
+
+    __slots__ = ("_emit", "_index", "_now", "_record")
 
     def __init__(self, record: Record, now: int, emit: Callable[[Emission], None]) -> None:
         self._record = record
@@ -44,7 +48,8 @@ class Outputs:
     def _put(
         self, topic: str, name: bytes | None, value: bytes | None, headers: Headers = (), partition: int | None = None
     ) -> None:
-        ident = b"registration:%d:%d:%d" % (self._record.partition, self._record.offset, self._index)
+        record = self._record
+        ident = b"registration:%d:%d:%d" % (record.partition, record.offset, self._index)
         self._index += 1
         self._emit(Emission(topic, name, value, (*headers, ("id", ident)), partition))
 
@@ -53,6 +58,8 @@ class Outputs:
         match effect:
             case Passed():
                 self._data(effect)
+            case StatusChanged():
+                self._status(effect)
             case Opened(root, entity, document):
                 self._put("entities", f"{root}/{entity}".encode(), write_plain(document))
             case Registered(root, entity, document, _):
@@ -74,8 +81,6 @@ class Outputs:
                 self._put("outbound", topic.encode(), payload)
             case Dropped():
                 self._dropped(effect)
-            case StatusChanged():
-                self._status(effect)
 
     def _routed(self, kind: str, root: str, entity: str, value: bytes) -> None:
         headers = (
@@ -87,14 +92,15 @@ class Outputs:
 
     def _data(self, effect: Passed) -> None:
         """Data keeps its receipt time, its payload is not touched."""
+        message = effect.message
         headers = (
             ("kind", b"data"),
-            ("receipt_time", b"%d" % effect.message.receipt_ms),
+            ("receipt_time", b"%d" % message.receipt_ms),
             ("entity", f"{effect.root}/{effect.entity}".encode()),
-            ("topic", effect.message.topic.encode()),
-            ("channel", effect.channel.encode()),
+            ("topic", message.topic.encode()),
+            _channel_header(effect.channel),
         )
-        self._put("routed", effect.root.encode(), effect.message.payload, headers, self._record.partition)
+        self._put("routed", effect.root.encode(), message.payload, headers, self._record.partition)
 
     def copy(self, kind: bytes) -> None:
         """Copy a tick or flush to the same partition of `routed`."""
@@ -133,15 +139,14 @@ class Outputs:
         self._put("dead-letter", name, write_plain(letter), (("stage", STAGE.encode()),))
 
     def _status(self, effect: StatusChanged) -> None:
-        name = f"{effect.root}/{effect.entity}".encode()
-        if effect.document is None:
-            self._put("registrations", name, None)
+        entity, document = f"{effect.root}/{effect.entity}", effect.document
+        if document is None:
+            self._put("registrations", entity.encode(), None)
             return
-        document = dict(effect.document)
-        error, cached = document.get("last_error", {}), document.get("cached", {})
-        refused = document["state"] == "unknown" and error
+        error, cached = document.get("last_error", NOTHING), document.get("cached", NOTHING)
+        refused = error and document["state"] == "unknown"
         status = {
-            "entity": name.decode(),
+            "entity": entity,
             "status": "refused" if refused else document["state"],
             "reason": error.get("reason"),
             "detail": effect.detail,
@@ -152,13 +157,19 @@ class Outputs:
             "updated": self._now,
             "document": document,
         }
-        self._put("registrations", name, write_plain(status))
+        self._put("registrations", entity.encode(), write_plain(status))
 
     def reply(self, correlation: str, response: Response) -> None:
         """Answer a request; a missing body is null."""
         body = None if response.body is ABSENT else response.body
         value = {"status": response.status, "headers": dict(response.headers), "body": body}
         self._put("replies", correlation.encode(), write_json(value))
+
+
+@lru_cache(256)
+def _channel_header(channel: str) -> tuple[str, bytes]:
+    """There are few channels and each message has one."""
+    return "channel", channel.encode()
 
 
 def dead_payload(payload: bytes) -> dict[str, str]:
