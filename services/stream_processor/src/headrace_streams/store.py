@@ -29,11 +29,15 @@ WRITE_BATCH_RECORDS = 10_000
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What has been applied: highest source offset, highest append time (ms), group generation that wrote it."""
+    """What has been applied: highest source offset, highest append time (ms), group generation that wrote it.
+
+    `too_large` counts what was replaced or refused for its size until then (`sizes.py`).
+    """
 
     source: int = -1
     clock: int = 0
     epoch: int = 0
+    too_large: int = 0
 
 
 class Position(msgspec.Struct, frozen=True):
