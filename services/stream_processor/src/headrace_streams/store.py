@@ -10,8 +10,9 @@ process, and the next start decides.
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -142,6 +143,22 @@ class RocksState:
                 self._db.write(batch)
                 batch = WriteBatch(raw_mode=True)
         self._db.write(batch)
+
+    def delete_families(self, families: Iterable[int]) -> None:
+        """Delete all keys that begin with one of these bytes."""
+        batch = WriteBatch(raw_mode=True)
+        for family in families:
+            start, stop = bytes([family]), bytes([family + 1])
+            if next(iter(self.scan(start, stop)), None) is not None:
+                batch.delete_range(start, stop)
+        self._db.write(batch)
+
+    def empty(self) -> None:
+        """Begin again with an empty database and without a position."""
+        self._db.close()
+        shutil.rmtree(self.path)
+        self._db = self._open()
+        self._position = self._read_position()
 
     def close(self) -> None:
         """Close the database; the object is of no use afterwards."""
