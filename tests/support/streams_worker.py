@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -76,6 +77,16 @@ class StreamsWorker:
             body: bytes = response.read()
             return body.decode()
 
+    def healthy(self) -> bool:
+        """Whether `/healthz` says so; a worker that does not answer counts as healthy."""
+        try:
+            self._get("/healthz")
+        except urllib.error.HTTPError as error:
+            return error.code != 503
+        except OSError:
+            return True
+        return True
+
     def ready(self) -> bool:
         """Whether all assigned partitions are restored."""
         try:
@@ -126,7 +137,7 @@ class StreamsWorker:
     def snapshot(self, stage: str = "counting") -> dict[int, dict[bytes, bytes]]:
         """The databases of a worker that is not running, without their positions."""
         states = {}
-        for path in sorted((self.data_dir / stage).iterdir()):
+        for path in sorted(path for path in (self.data_dir / stage).iterdir() if path.name.isdecimal()):
             state = RocksState(path)
             items = dict(state.scan(b"", b"\xff" * 32))
             items.pop(POSITION_KEY)

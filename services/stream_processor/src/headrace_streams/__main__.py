@@ -44,11 +44,11 @@ async def run(settings: StreamsSettings) -> None:
     outlet = Outlet(settings.kafka, settings.prefix, settings.max_request_bytes, limits)
     await outlet.start()
     worker = Worker(settings, specs, outlet)
-    web = await http.serve(worker, settings.http_host, settings.http_port)
-    ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
     watchdog = Watchdog(worker, settings.stall_s)
+    web = await http.serve(worker, watchdog, settings.http_host, settings.http_port)
+    ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
     tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run())]
-    log.info("started", stages=[spec.name for spec in specs], kafka=settings.kafka, prefix=settings.prefix)
+    log.info("started", stages=[spec.name for spec in specs], settings=settings.model_dump(mode="json"))
     await _until_stopped(worker, tasks[0], stopping)
     log.info("stopping")
     for task in tasks[1:]:
