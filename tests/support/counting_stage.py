@@ -69,6 +69,14 @@ class CountingStage:
         """There are no caches."""
 
 
+class MendedStage(CountingStage):
+    """The same with the error mended: `boom` is a record like others."""
+
+    def apply(self, state: State, record: Record, emit: Callable[[Emission], None]) -> None:
+        mended = record._replace(value=b"mended") if record.value == b"boom" else record
+        super().apply(state, mended, emit)
+
+
 def _int(number: int) -> bytes:
     return number.to_bytes(8, "big")
 

@@ -169,7 +169,7 @@ def produce(kafka: str, topic: str, records: Iterable[tuple[int, bytes, bytes]])
 
 @dataclass(frozen=True)
 class Output:
-    """One record of an output topic."""
+    """One record of an output topic; of an input topic the id is empty."""
 
     id: bytes
     partition: int
@@ -193,7 +193,8 @@ def read_all(kafka: str, topic: str, partitions: int = 4) -> list[Output]:
                     assert message.error() is None, message.error()
                     got += 1
                     ids = dict(message.headers() or [])
-                    outputs.append(Output(ids["id"], partition, message.key(), message.value(), message.timestamp()[1]))
+                    id_ = ids.get("id", b"")
+                    outputs.append(Output(id_, partition, message.key(), message.value(), message.timestamp()[1]))
     finally:
         consumer.close()
     return outputs

@@ -15,7 +15,7 @@ What is overridden, and where it is in Faust:
 - `faust/transport/drivers/aiokafka.py` `AIOKafkaConsumerThread._create_worker_consumer` (long poll 1500 ms: the
   aiokafka fetcher has one fetch a broker in flight and leaves out partitions whose records are still buffered, so the
   long poll for the drained ones holds up the others) -> long poll of 25 ms.
-- `faust/transport/drivers/aiokafka.py` `Consumer._new_consumer_thread` -> our thread, that overrides the last and these:
+- `faust/transport/drivers/aiokafka.py` `Consumer._new_consumer_thread` -> our thread, with the last and these:
 - `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat; `on_thread_stop`: a
   static member leaves the group too when it is told to stop, so that others take over at once.
 - Setting `stream_wait_empty` off: a revocation would wait for all chunks handed over. Closing a runner waits for the
