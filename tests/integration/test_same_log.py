@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 
 import pytest
 
@@ -56,47 +56,39 @@ def first_of_each(outputs: list[Output]) -> dict[int, list[tuple[bytes, bytes]]]
     return order
 
 
-def kill_now_and_then(workers: list[StreamsWorker], over: Event, dice: random.Random, seconds: float) -> None:
-    """kill -9 of one, which starts again, until it is `over`."""
-    while not over.wait(dice.uniform(seconds / 2, seconds)):
-        victim = dice.choice(workers)
-        victim.kill()
-        victim.start()
+def applied(workers: list[StreamsWorker]) -> int:
+    return sum(one.applied() for one in workers)
 
 
 @pytest.mark.parametrize(
-    ("count", "killed", "total"),
+    ("count", "kills", "total"),
     [
-        (3, True, SHORT),
-        pytest.param(1, False, LONG, marks=pytest.mark.soak),
-        pytest.param(3, False, LONG, marks=pytest.mark.soak),
-        pytest.param(1, True, LONG, marks=pytest.mark.soak),
-        pytest.param(3, True, LONG, marks=pytest.mark.soak),
+        (3, 2, SHORT),
+        pytest.param(1, 0, LONG, marks=pytest.mark.soak),
+        pytest.param(3, 0, LONG, marks=pytest.mark.soak),
+        pytest.param(1, 15, LONG, marks=pytest.mark.soak),
+        pytest.param(3, 15, LONG, marks=pytest.mark.soak),
     ],
 )
 def test_any_number_of_workers_with_or_without_kills_puts_out_what_the_stage_does(
-    workers: list[StreamsWorker], count: int, killed: bool, total: int
+    workers: list[StreamsWorker], count: int, kills: int, total: int
 ) -> None:
-    used = workers[:count]
+    used, dice = workers[:count], random.Random(9)
     for one in used:
         one.start()
     for one in used:
         one.wait_ready(120)
-    over = Event()
-    killer = Thread(target=kill_now_and_then, args=(used, over, random.Random(9), 8.0 if total == LONG else 4.0))
     feeder = Thread(target=lambda: produce(workers[0].kafka, workers[0].prefix + "raw", records(total)))
     feeder.start()
-    if killed:
-        killer.start()
-    try:
-        until(lambda: sum(one.applied() for one in used) >= total, "all applied", 600)
-    finally:
-        over.set()
-        feeder.join()
-        if killed:
-            killer.join()
+    for goal in sorted(dice.randrange(total // 10, total) for _ in range(kills)):
+        until(lambda goal=goal: applied(used) >= goal, "progress", 300)
+        victim = dice.choice(used)
+        victim.kill()
+        victim.start()
+    feeder.join()
+    until(lambda: applied(used) >= total, "all applied", 300)
     for one in used:
-        until(lambda one=one: one.ready(), "ready to be stopped", 120)
+        one.wait_ready(120)
         assert one.terminate() == 0
     run_dry(workers[0], total)
     assert first_of_each(read_all(workers[0].kafka, workers[0].prefix + "routed")) == pure(total)
