@@ -17,6 +17,7 @@ from headrace_core.errors import ConfigError
 from headrace_streams import http, logs, stages, topics
 from headrace_streams.producer import Outlet
 from headrace_streams.settings import StreamsSettings
+from headrace_streams.sizes import Limits
 from headrace_streams.ticks import Ticker
 from headrace_streams.watchdog import Watchdog
 from headrace_streams.worker import Worker, fatal
@@ -39,14 +40,15 @@ async def run(settings: StreamsSettings) -> None:
         max_message_bytes=settings.max_request_bytes + 64 * 1024,
     )  # fmt: skip
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    outlet = Outlet(settings.kafka, settings.prefix, settings.max_request_bytes)
+    limits = Limits(await topics.message_bytes(settings.kafka, settings.prefix, topics.wanted(specs)))
+    outlet = Outlet(settings.kafka, settings.prefix, settings.max_request_bytes, limits)
     await outlet.start()
     worker = Worker(settings, specs, outlet)
-    web = await http.serve(worker, settings.http_host, settings.http_port)
-    ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
     watchdog = Watchdog(worker, settings.stall_s)
+    web = await http.serve(worker, watchdog, settings.http_host, settings.http_port)
+    ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
     tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run())]
-    log.info("started", stages=[spec.name for spec in specs], kafka=settings.kafka, prefix=settings.prefix)
+    log.info("started", stages=[spec.name for spec in specs], settings=settings.model_dump(mode="json"))
     await _until_stopped(worker, tasks[0], stopping)
     log.info("stopping")
     for task in tasks[1:]:

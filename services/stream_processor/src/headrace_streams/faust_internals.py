@@ -1,5 +1,7 @@
 """Everything that overrides Faust 0.15.3, and nothing else (`streams.md` 1).
 
+`tests/unit/streams/test_faust_internals.py` fails if what is overridden, wrapped or relied on is not what was read.
+
 What is overridden, and where it is in Faust:
 - `faust/transport/consumer.py` `Consumer.getmany` (one message a record) -> one message a partition and fetch, from
   partitions that are restored and have room only, so that a slow partition holds up no other.
@@ -13,6 +15,7 @@ What is overridden, and where it is in Faust:
 - `faust/transport/drivers/aiokafka.py` `AIOKafkaConsumerThread._create_worker_consumer` (long poll 1500 ms: the
   aiokafka fetcher has one fetch a broker in flight and leaves out partitions whose records are still buffered, so the
   long poll for the drained ones holds up the others) -> long poll of 25 ms.
+- `faust/transport/drivers/aiokafka.py` `Consumer._new_consumer_thread` -> our thread, with the last and these:
 - `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat; `on_thread_stop`: a
   static member leaves the group too when it is told to stop, so that others take over at once.
 - Setting `stream_wait_empty` off: a revocation would wait for all chunks handed over. Closing a runner waits for the

@@ -1,7 +1,8 @@
-"""/healthz (the loop turns), /readyz (all assigned partitions restored), /metrics (Prometheus text)."""
+"""/healthz (no partition stands still), /readyz (all partitions restored), /metrics (Prometheus text)."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from aiohttp import web
@@ -9,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace_streams.watchdog import Watchdog
 from headrace_streams.worker import Worker
 
 
@@ -34,12 +36,14 @@ class StageCollector(Collector):
         yield from (stage, lag, offset)
 
 
-def make_web(worker: Worker) -> web.Application:
+def make_web(worker: Worker, watchdog: Watchdog) -> web.Application:
     """The web application of a worker."""
     registry = CollectorRegistry()
     registry.register(StageCollector(worker))
 
     async def healthz(_: web.Request) -> web.Response:
+        if slow := watchdog.slow(time.monotonic()):
+            return web.json_response({"status": "no progress", "partitions": slow}, status=503)
         return web.json_response({"status": "ok"})
 
     async def readyz(_: web.Request) -> web.Response:
@@ -53,9 +57,9 @@ def make_web(worker: Worker) -> web.Application:
     return app
 
 
-async def serve(worker: Worker, host: str, port: int) -> web.AppRunner:
+async def serve(worker: Worker, watchdog: Watchdog, host: str, port: int) -> web.AppRunner:
     """Listen. `await runner.cleanup()` ends it."""
-    runner = web.AppRunner(make_web(worker), access_log=None)
+    runner = web.AppRunner(make_web(worker, watchdog), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
     return runner
