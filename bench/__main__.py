@@ -1,4 +1,5 @@
-"""`python -m bench engines [--json] [--quick] [--plot FILE]`: figures of the engines.
+"""`python -m bench engines [--json] [--quick] [--plot FILE]`: figures of the engines. `python -m bench streams`: of the
+stream processor on a real Kafka.
 
 With `--json` the last line is one JSON object with all of them.
 """
@@ -19,6 +20,7 @@ from bench.engines.measure import Figure
 
 PLOT = Path("docs/bench/engines.png")
 FLAT = "flat"
+STREAMS_PARTS = ("stages", "latency", "size")
 
 
 def parts() -> Mapping[str, Callable[..., list[Figure]]]:
@@ -92,13 +94,17 @@ def document(figures: list[Figure], *, quick: bool, seconds: float) -> dict[str,
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", choices=["engines"])
+    parser.add_argument("what", choices=["engines", "streams"])
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object in the last line")
     parser.add_argument("--quick", action="store_true", help="a minute: fewer messages, sizes up to 10,000, no picture")
     parser.add_argument("--plot", type=Path, help=f"where the picture of the curves goes (default {PLOT})")
-    names = [*parts(), FLAT]
+    names = [*parts(), FLAT, *STREAMS_PARTS]
     parser.add_argument("--only", action="append", choices=names, default=[], help="measure this part only; repeatable")
     chosen = parser.parse_args()
+    if chosen.what == "streams":
+        from bench.streams.run import streams
+
+        return streams(as_json=chosen.json, quick=chosen.quick, only=chosen.only)
     plot = chosen.plot or (None if chosen.quick else PLOT)
     return engines(as_json=chosen.json, quick=chosen.quick, plot=plot, only=chosen.only)
 
