@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from headrace_core.errors import ConfigError
-from headrace_streams import http, logs, stages, topics
+from headrace_streams import collector, http, logs, stages, topics
 from headrace_streams.producer import Outlet
 from headrace_streams.settings import StreamsSettings
 from headrace_streams.ticks import Ticker
@@ -45,6 +45,7 @@ async def run(settings: StreamsSettings) -> None:
     web = await http.serve(worker, settings.http_host, settings.http_port)
     ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
     watchdog = Watchdog(worker, settings.stall_s)
+    collector.tune()
     tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run())]
     log.info("started", stages=[spec.name for spec in specs], kafka=settings.kafka, prefix=settings.prefix)
     await _until_stopped(worker, tasks[0], stopping)
