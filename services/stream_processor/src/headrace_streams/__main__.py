@@ -46,7 +46,7 @@ async def run(settings: StreamsSettings) -> None:
     ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
     watchdog = Watchdog(worker, settings.stall_s)
     collector.tune()
-    tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run())]
+    tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run(), collector.run())]
     log.info("started", stages=[spec.name for spec in specs], kafka=settings.kafka, prefix=settings.prefix)
     await _until_stopped(worker, tasks[0], stopping)
     log.info("stopping")

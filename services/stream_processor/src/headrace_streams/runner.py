@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -27,6 +27,7 @@ from headrace_core.state import Overlay
 from headrace_streams import restore
 from headrace_streams.faults import INSIDE_TRANSACTION, Faults
 from headrace_streams.producer import Outlet, mutations_size
+from headrace_streams.reads import Reads
 from headrace_streams.stages import StageSpec
 from headrace_streams.store import Marker, Position, RocksState
 from headrace_streams.turns import Turns
@@ -39,9 +40,9 @@ OWNER_POLL_S = 0.2
 
 
 class Chunk(NamedTuple):
-    """Records of one partition as the consumer got them (aiokafka), and what to call when they are done with."""
+    """Records of one partition as the consumer got them, and what to call when they are done with."""
 
-    records: Sequence[Any]
+    records: Sequence[Record]
     ack: Callable[[], None]
 
 
@@ -187,7 +188,7 @@ class PartitionRunner:
     async def _take(self, chunk: Chunk) -> None:
         """Step 1, and what is to be done if the chunk does not begin right behind the marker."""
         done = self._position().marker.source
-        fresh = [_record(r) for r in chunk.records if r.offset > done]
+        fresh = [record for record in chunk.records if record.offset > done]
         if not fresh:
             return
         self.step = "1 skip"
@@ -239,7 +240,7 @@ class PartitionRunner:
     async def _engine(self, records: Sequence[Record]) -> tuple[Overlay, list[Emission]]:
         """Step 2. The engine only sees the overlay; the loop gets its turn in between."""
         assert self.state is not None
-        overlay = Overlay(self.state)
+        overlay = Overlay(Reads(self.state))
         emissions: list[Emission] = []
         turns = Turns()
         self._reached("2 engine")
@@ -264,7 +265,9 @@ class PartitionRunner:
         marker = Marker(source=records[-1].offset, clock=clock, epoch=around.epoch())
         self._check_owner()
         self._reached("3 emissions")
-        await around.outlet.emit([e for e in emissions if e.topic != REPLIES], self.partition)
+        replies = [e for e in emissions if e.topic == REPLIES]
+        outputs = [e for e in emissions if e.topic != REPLIES] if replies else emissions
+        await around.outlet.emit(outputs, self.partition)
         around.faults.passed(3)
         self._check_owner()
         self._reached("4 changelog")
@@ -274,7 +277,7 @@ class PartitionRunner:
         self.moved_at = time.monotonic()
         around.faults.passed(5)
         self._reached("6 replies")
-        await around.outlet.emit([e for e in emissions if e.topic == REPLIES], self.partition)
+        await around.outlet.emit(replies, self.partition)
 
     def _fits(self, primary: dict[bytes, bytes | None]) -> bool:
         return mutations_size(primary) <= self._around.outlet.max_batch_bytes
@@ -292,7 +295,3 @@ class PartitionRunner:
         if not self._around.owns():
             self.stage.forget()
             raise Dropped
-
-
-def _record(raw: Any) -> Record:
-    return Record(raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, tuple(raw.headers))
