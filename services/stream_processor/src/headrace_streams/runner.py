@@ -73,6 +73,7 @@ class PartitionRunner:
         self.partition = partition
         self.stage: Stage = spec.make()
         self.state: RocksState | None = None
+        self._reads: Reads | None = None
         self.ready = False
         self.busy = False
         self.moved_at = time.monotonic()
@@ -152,6 +153,7 @@ class PartitionRunner:
         if self.state is None:
             self.state = RocksState(self._around.data_dir / self.spec.name / str(self.partition))
         self.stage.forget()
+        self._reads = Reads(self.state)
         changelog = TopicPartition(self._around.prefix + self.spec.changelog, self.partition)
         await restore.restore(self._around.bootstrap, changelog, self.state, self.stage)
         self.ready = True
@@ -239,8 +241,8 @@ class PartitionRunner:
 
     async def _engine(self, records: Sequence[Record]) -> tuple[Overlay, list[Emission]]:
         """Step 2. The engine only sees the overlay; the loop gets its turn in between."""
-        assert self.state is not None
-        overlay = Overlay(Reads(self.state))
+        assert self._reads is not None
+        overlay = Overlay(self._reads.begin())
         emissions: list[Emission] = []
         turns = Turns()
         self._reached("2 engine")
@@ -259,6 +261,7 @@ class PartitionRunner:
         emissions: list[Emission],
     ) -> None:
         assert self.state is not None
+        assert self._reads is not None
         around = self._around
         before = self.state.position.marker
         clock = max(before.clock, max(record.append_ms for record in records))
@@ -274,6 +277,7 @@ class PartitionRunner:
         end = await self._changelog(primary, marker)
         around.faults.passed(4)
         self.state.commit(overlay.mutations, Position(marker=marker, changelog=end))
+        self._reads.committed(overlay.mutations)
         self.moved_at = time.monotonic()
         around.faults.passed(5)
         self._reached("6 replies")
