@@ -20,7 +20,7 @@ from bench.engines.measure import Figure
 
 PLOT = Path("docs/bench/engines.png")
 FLAT = "flat"
-STREAMS_PARTS = ("stages", "latency", "size")
+STREAMS_PARTS = ("latency", "size")
 
 
 def parts() -> Mapping[str, Callable[..., list[Figure]]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.streams import traffic
 from bench.streams.process import Measured
-from bench.streams.rounds import Ends, Round, group_rounds
+from bench.streams.rounds import Contestant, Ends
 from bench.streams.stages import ENTITIES, routed_filler
 from headrace.jars import KAFKA_VERSION, JarSet, folder
 from headrace.java import java
@@ -45,33 +46,38 @@ def build(into: Path) -> str:
     return f"{into}:{jars}"
 
 
-def count(kafka: str, class_path: str, place: Path, messages: int, rounds: int) -> list[Round]:
+@contextmanager
+def count(kafka: str, class_path: str, place: Path, messages: int) -> Iterator[Contestant]:
     """As `stages.registration`: one record in, one record on, one counter an entity."""
     numbers = iter(range(0, 10**12, messages))
 
     def fill() -> int:
         return traffic.prefill(kafka, "peer-count.in", traffic.telemetry(next(numbers), messages, ENTITIES))
 
-    return _run(kafka, class_path, place, "count", fill, rounds)
+    with _contestant(kafka, class_path, place, "count", fill) as one:
+        yield one
 
 
-def batch(kafka: str, class_path: str, place: Path, messages: int, rounds: int) -> list[Round]:
+@contextmanager
+def batch(kafka: str, class_path: str, place: Path, messages: int) -> Iterator[Contestant]:
     """As `stages.batching`: records of a device into batches of one second."""
-    return _run(kafka, class_path, place, "batch", routed_filler(kafka, "peer-batch.in", messages), rounds)
+    with _contestant(kafka, class_path, place, "batch", routed_filler(kafka, "peer-batch.in", messages)) as one:
+        yield one
 
 
-def _run(kafka: str, class_path: str, place: Path, mode: str, fill: Callable[[], int], rounds: int) -> list[Round]:
+@contextmanager
+def _contestant(kafka: str, class_path: str, place: Path, mode: str, fill: Callable[[], int]) -> Iterator[Contestant]:
     name = f"peer-{mode}"
     traffic.create(kafka, [f"{name}.in", f"{name}.out"])
     place.mkdir(parents=True, exist_ok=True)
     ends = Ends(kafka, group=name)
     command = [java(), "-cp", class_path, "KeyedCount", kafka, name, str(place / "state")]
     process = Measured([*command, f"{name}.in", f"{name}.out", mode], place / "peer.log")
+    one = Contestant(f"Kafka Streams {mode}", process, fill, lambda: ends.committed(f"{name}.in"))
     try:
         process.start()
         first = fill()
-        process.until(lambda: ends.committed(f"{name}.in") >= first, "the first round", 120, every_s=0.2)
-        return group_rounds(process, lambda: ends.committed(f"{name}.in"), fill, rounds)
+        process.until(lambda: one.progress() >= first, "the first round", 120, every_s=0.2)
+        yield one
     finally:
         process.end()
-        ends.close()

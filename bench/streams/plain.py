@@ -6,17 +6,20 @@ A round ends when its last output is there, which is before Faust has committed 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.streams import plain_app, traffic
 from bench.streams.process import Measured
-from bench.streams.rounds import Ends, Round, group_rounds
+from bench.streams.rounds import Contestant, Ends
 from bench.streams.stages import ENTITIES
 
 APP = Path(plain_app.__file__)
 
 
-def count(kafka: str, place: Path, messages: int, rounds: int) -> list[Round]:
+@contextmanager
+def count(kafka: str, place: Path, messages: int) -> Iterator[Contestant]:
     """As `stages.registration`, with an agent and a table."""
     source, target = "plain.in", "plain.out"
     numbers = iter(range(0, 10**12, messages))
@@ -32,7 +35,6 @@ def count(kafka: str, place: Path, messages: int, rounds: int) -> list[Round]:
         process.start()
         first = fill()
         process.until(lambda: ends.end(target) >= first, "the first round", 120, every_s=0.2)
-        return group_rounds(process, lambda: ends.end(target), fill, rounds)
+        yield Contestant("plain Faust count", process, fill, lambda: ends.end(target))
     finally:
         process.end()
-        ends.close()

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -18,13 +19,12 @@ import psutil
 
 from bench.engines.measure import Figure
 from bench.streams import latency, peer, plain, size, stages
-from bench.streams.rounds import Round, summary
+from bench.streams.rounds import Contestant, contest, summary
 from headrace.jars import KAFKA_VERSION
 from headrace.java import java
 from headrace.kafka import KafkaServer
 
 RATE_TARGET = 80_000
-STREAMS = "Kafka Streams"
 
 
 @dataclass(frozen=True)
@@ -61,40 +61,57 @@ class Run:
         self.figures.append(figure)
         print(line(figure), flush=True)
 
-    def rates(self, name: str, found: list[Round], target: float | None = None) -> tuple[float, float]:
-        """The figures of rounds. Returns the medians of rate and CPU."""
-        told = summary(found)
-        rate, cpu = float(told["rate_median"]), float(told["cpu_us_median"])
-        spread = {"rates": [round(r.rate) for r in found], "cpu_us": [round(r.cpu_us, 2) for r in found]}
-        self.tell(Figure(f"{name}, rate", rate, "messages/s", target, notes=told | spread))
+    def rates(self, one: Contestant, what: str, target: float | None = None) -> tuple[float, float]:
+        """The figures of a contestant's rounds. Returns the medians of rate and CPU."""
+        told = summary(one.rounds)
+        name, rate, cpu = f"{one.name}, {what}", float(told["rate_median"]), float(told["cpu_us_median"])
+        self.tell(Figure(f"{name}, rate", rate, "messages/s", target, notes=told))
         self.tell(Figure(f"{name}, CPU", cpu, "us/message", notes=told))
         return rate, cpu
 
     def beside(self, name: str, ours: tuple[float, float], theirs: tuple[float, float]) -> None:
         """Our rate and CPU as shares of the peer's: not slower, and less."""
-        self.tell(Figure(f"{name}, rate by that of {STREAMS}", ours[0] / theirs[0], "x", 1.0))
-        self.tell(Figure(f"{name}, CPU by that of {STREAMS}", ours[1] / theirs[1], "x", 1.0, least=False))
+        self.tell(Figure(f"{name}, rate by that of Kafka Streams", ours[0] / theirs[0], "x", 1.0))
+        self.tell(Figure(f"{name}, CPU by that of Kafka Streams", ours[1] / theirs[1], "x", 1.0, least=False))
+
+    def classes(self) -> str | None:
+        """Class path of the peer; None, said once, where there is no compiler."""
+        try:
+            return peer.build(self.folder / "classes")
+        except peer.NoCompiler as error:
+            if str(error) not in self.left_out:
+                self.left_out.append(str(error))
+                print(error)
+            return None
 
 
-def part_stages(run: Run) -> None:
-    """Both stages, the peer, and plain Faust."""
-    sizes, place = run.sizes, run.folder
-    found = stages.registration(run.kafka, place / "registration", sizes.registration, sizes.rounds)
-    registration = run.rates("registration, raw to routed", found, RATE_TARGET)
-    found = stages.batching(run.kafka, place / "batching", sizes.batching, sizes.rounds)
-    batching = run.rates("batching, routed to batches", found, RATE_TARGET)
-    try:
-        classes = peer.build(place / "classes")
-    except peer.NoCompiler as error:
-        run.left_out.append(str(error))
-        print(error)
-    else:
-        found = peer.count(run.kafka, classes, place / "peer-count", sizes.registration, sizes.rounds)
-        run.beside("registration", registration, run.rates(f"{STREAMS} counting, raw to routed", found))
-        found = peer.batch(run.kafka, classes, place / "peer-batch", sizes.batching, sizes.rounds)
-        run.beside("batching", batching, run.rates(f"{STREAMS} batching, routed to batches", found))
-    found = plain.count(run.kafka, place / "plain", sizes.plain, min(3, sizes.rounds))
-    run.rates("plain Faust counting, raw to routed", found)
+def part_registration(run: Run) -> None:
+    """Raw to routed, the peer's and plain Faust's counting, in turns."""
+    what, count, classes = "raw to routed", run.sizes.registration, run.classes()
+    with ExitStack() as stack:
+        ours = stack.enter_context(stages.registration(run.kafka, run.folder / "registration", count))
+        others = [stack.enter_context(plain.count(run.kafka, run.folder / "plain", run.sizes.plain))]
+        if classes:
+            others.append(stack.enter_context(peer.count(run.kafka, classes, run.folder / "peer-count", count)))
+        contest([ours, *others], run.sizes.rounds)
+    figures = run.rates(ours, what, RATE_TARGET)
+    beside = [run.rates(other, what) for other in others]
+    if classes:
+        run.beside("registration", figures, beside[1])
+
+
+def part_batching(run: Run) -> None:
+    """Routed to batches, and the peer's batches, in turns."""
+    what, count, classes = "routed to batches", run.sizes.batching, run.classes()
+    with ExitStack() as stack:
+        ours = stack.enter_context(stages.batching(run.kafka, run.folder / "batching", count))
+        others = []
+        if classes:
+            others.append(stack.enter_context(peer.batch(run.kafka, classes, run.folder / "peer-batch", count)))
+        contest([ours, *others], run.sizes.rounds)
+    figures = run.rates(ours, what, RATE_TARGET)
+    for other in others:
+        run.beside("batching", figures, run.rates(other, what))
 
 
 def part_latency(run: Run) -> None:
@@ -116,7 +133,12 @@ def part_size(run: Run) -> None:
     run.tell(Figure(f"restore of {keys:,} keys", found["restore_keys_per_s"], "keys/s", 150_000, notes=found))
 
 
-PARTS: dict[str, Callable[[Run], None]] = {"stages": part_stages, "latency": part_latency, "size": part_size}
+PARTS: dict[str, Callable[[Run], None]] = {
+    "registration": part_registration,
+    "batching": part_batching,
+    "latency": part_latency,
+    "size": part_size,
+}
 
 
 def streams(*, as_json: bool, quick: bool, only: list[str]) -> int:
