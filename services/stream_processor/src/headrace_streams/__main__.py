@@ -34,6 +34,7 @@ async def run(settings: StreamsSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     specs = stages.load(settings)
+    collecting = asyncio.create_task(collector.run())
     await topics.ensure(
         settings.kafka, settings.prefix, specs, partitions=settings.partitions, replication=settings.replication,
         max_message_bytes=settings.max_request_bytes + 64 * 1024,
@@ -45,11 +46,11 @@ async def run(settings: StreamsSettings) -> None:
     web = await http.serve(worker, settings.http_host, settings.http_port)
     ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
     watchdog = Watchdog(worker, settings.stall_s)
-    collector.tune()
-    tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run(), collector.run())]
+    tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run())]
     log.info("started", stages=[spec.name for spec in specs], kafka=settings.kafka, prefix=settings.prefix)
     await _until_stopped(worker, tasks[0], stopping)
     log.info("stopping")
+    collecting.cancel()
     for task in tasks[1:]:
         task.cancel()
     async with asyncio.timeout(STOP_S):

@@ -18,15 +18,11 @@ MIDDLE, OLD = 2, 2
 EVERY_S = 10.0
 
 
-def tune() -> None:
-    """Call once, when everything is imported and before there is work."""
+async def run() -> None:
+    """Until cancelled: a full pass every `EVERY_S`. Begin when everything is imported and before there is work."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, OLD)
-
-
-async def run() -> None:
-    """Until cancelled: a full pass every `EVERY_S`."""
     while True:
         await asyncio.sleep(EVERY_S)
         gc.collect()

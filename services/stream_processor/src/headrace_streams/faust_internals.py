@@ -13,12 +13,12 @@ What is overridden, and where it is in Faust:
 - `faust/transport/drivers/aiokafka.py` `AIOKafkaConsumerThread._create_worker_consumer` (long poll 1500 ms: the
   aiokafka fetcher has one fetch a broker in flight and leaves out partitions whose records are still buffered, so the
   long poll for the drained ones holds up the others) -> long poll of 25 ms.
-- `aiokafka/consumer/fetcher.py` `PartitionRecords._consumer_record` (a data class of eleven members for each record,
-  from which another is made), `__iter__` -> the records that stages take, at once.
 - `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat; `on_thread_stop`: a
   static member leaves the group too when it is told to stop, so that others take over at once.
 - Setting `stream_wait_empty` off: a revocation would wait for all chunks handed over. Closing a runner waits for the
   one under way and drops the others, in `on_partitions_revoked`, which the rebalance waits for.
+- `aiokafka/consumer/fetcher.py` `PartitionRecords._consumer_record` (a data class of eleven members for each record,
+  from which another is made), `__iter__` -> the records that stages take, at once.
 - `faust/serializers/schemas.py` `Schema.compile` (serializers, models) -> the message's value as it is.
 """
 

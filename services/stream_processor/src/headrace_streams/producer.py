@@ -25,12 +25,12 @@ from headrace_streams.store import Marker
 from headrace_streams.transactions import DELIVERY_TIMEOUT_MS, transactional
 from headrace_streams.turns import Turns
 
-EMISSION_BATCH_BYTES = 700_000
-"""A batch of emissions is full with this. No topic that somebody else made with the broker's bound of 1 MiB refuses
-it, whatever the last of the usual records adds; a larger record begins a batch of its own."""
-USUAL_BYTES = 16_384
+EMISSION_BATCH_BYTES = 800_000
 RECORD_OVERHEAD = 48
 BATCH_OVERHEAD = 256
+USUAL_BYTES = 16_384
+"""Records with values below it are not measured before they join a batch: with the longest names, one of them more than
+`EMISSION_BATCH_BYTES` still fits the 1 MiB of a topic that somebody else made."""
 
 
 class TooLarge(HeadraceError):
@@ -84,7 +84,8 @@ class Outlet:
             if turns.over():
                 await turns.give()
             _, key, value, headers, _ = emission
-            room = size < EMISSION_BATCH_BYTES and (len(value or b"") < USUAL_BYTES or _fits(emission, size))
+            usual = value is None or len(value) < USUAL_BYTES
+            room = size < EMISSION_BATCH_BYTES and (usual or _fits(emission, size))
             added = batch.append(timestamp=None, key=key, value=value, headers=list(headers)) if room else None
             if added is None:  # full: a batch that refuses a record is as it was
                 futures.append(await self._send(batch, topic, partition))
