@@ -17,10 +17,10 @@ import pytest
 from faust.transport.consumer import Consumer
 
 from headrace_streams import faust_internals
-from headrace_streams.faust_internals import ChunkConsumer, ChunkSchema, ChunkThread
+from headrace_streams.faust_internals import ChunkConsumer, ChunkRecords, ChunkSchema, ChunkThread
 
 CONSUMER, DRIVER = "faust.transport.consumer", "faust.transport.drivers.aiokafka"
-COORDINATOR = "aiokafka.consumer.group_coordinator"
+COORDINATOR, FETCHER = "aiokafka.consumer.group_coordinator", "aiokafka.consumer.fetcher"
 
 SOURCES = {
     # overridden
@@ -33,10 +33,14 @@ SOURCES = {
     (DRIVER, "AIOKafkaConsumerThread.on_start"): "38b4e8bd1e10723a",
     (DRIVER, "AIOKafkaConsumerThread.on_thread_stop"): "8dfc004e258b6c25",
     ("faust.serializers.schemas", "Schema.compile"): "d46eec5ce3195b2c",
+    (FETCHER, "PartitionRecords._consumer_record"): "e668541600b047ab",
+    (FETCHER, "PartitionRecords.__iter__"): "b411eeeaeb7c31dc",
     # wrapped
     (COORDINATOR, "GroupCoordinator._do_heartbeat"): "dc1d6632aaa68e96",
     (COORDINATOR, "GroupCoordinator._do_rejoin_group"): "3cb016c98a087a71",
     # call them, or are relied on
+    (FETCHER, "PartitionRecords._unpack_records"): "b803e6d46480732c",
+    (FETCHER, "FetchResult.getall"): "3e717e30de5068d5",
     (CONSUMER, "Consumer._drain_messages"): "44a2500309e83c63",
     (CONSUMER, "Consumer.ack"): "5fcf41cf45153475",
     (CONSUMER, "Consumer._commit_tps"): "a20e230b05ae8b15",
@@ -82,20 +86,21 @@ def test_the_source_is_the_one_that_was_read(module: str, name: str) -> None:
         (ChunkConsumer, (CONSUMER, "ThreadDelegateConsumer")),
         (ChunkThread, (DRIVER, "AIOKafkaConsumerThread")),
         (ChunkSchema, ("faust.serializers.schemas", "Schema")),
+        (ChunkRecords, (FETCHER, "PartitionRecords")),
     ],
 )
 def test_what_is_overridden_takes_the_same_arguments(ours: type, theirs: tuple[str, str]) -> None:
     base = find(*theirs)
     both = [name for name in vars(ours) if name in vars(base) and inspect.isfunction(vars(base)[name])]
     for name in both:
-        if name not in ("__init__", "_add_gap", "compile"):  # these take anything
+        if name not in ("__init__", "_add_gap", "_consumer_record", "compile"):  # these take anything
             mine = list(inspect.signature(vars(ours)[name]).parameters)
             assert mine == list(inspect.signature(vars(base)[name]).parameters), name
 
 
 def test_every_override_is_guarded() -> None:
     guarded = {name for _, name in SOURCES}
-    for ours in (ChunkConsumer, ChunkThread, ChunkSchema):
+    for ours in (ChunkConsumer, ChunkThread, ChunkSchema, ChunkRecords):
         for name in vars(ours):
             for base in ours.__mro__[1:]:
                 known = name in vars(base) and name not in ("__init__", "__doc__", "__module__", "__abstractmethods__")
@@ -106,7 +111,7 @@ def test_every_override_is_guarded() -> None:
 
 def test_every_override_is_explained() -> None:
     explained = faust_internals.__doc__ or ""
-    for _, name in list(SOURCES)[:9]:
+    for _, name in list(SOURCES)[:11]:
         assert name.rsplit(".", 1)[1] in explained, name
 
 
@@ -127,7 +132,8 @@ def test_the_attributes_that_are_used_are_made_by_the_consumer(name: str) -> Non
         ("aiokafka.consumer.consumer", "_fetch_max_wait_ms"),
         ("aiokafka.consumer.consumer", "self._coordinator ="),
         ("aiokafka.consumer.consumer", "self._fetcher ="),
-        ("aiokafka.consumer.fetcher", "self._records ="),
+        (FETCHER, "self._records ="),
+        (FETCHER, "self._records_iterator = self._unpack_records()"),
         (COORDINATOR, "self._group_instance_id ="),
         ("aiokafka.consumer.subscription_state", "_tp_state"),
     ],

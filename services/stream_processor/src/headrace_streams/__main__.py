@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from headrace_core.errors import ConfigError
-from headrace_streams import http, logs, stages, topics
+from headrace_streams import collector, http, logs, stages, topics
 from headrace_streams.producer import Outlet
 from headrace_streams.settings import StreamsSettings
 from headrace_streams.sizes import Limits
@@ -35,6 +35,7 @@ async def run(settings: StreamsSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     specs = stages.load(settings)
+    collecting = asyncio.create_task(collector.run())
     await topics.ensure(
         settings.kafka, settings.prefix, specs, partitions=settings.partitions, replication=settings.replication,
         max_message_bytes=settings.max_request_bytes + 64 * 1024,
@@ -51,6 +52,7 @@ async def run(settings: StreamsSettings) -> None:
     log.info("started", stages=[spec.name for spec in specs], settings=settings.model_dump(mode="json"))
     await _until_stopped(worker, tasks[0], stopping)
     log.info("stopping")
+    collecting.cancel()
     for task in tasks[1:]:
         task.cancel()
     async with asyncio.timeout(STOP_S):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -27,6 +27,7 @@ from headrace_core.state import Overlay
 from headrace_streams import restore
 from headrace_streams.faults import INSIDE_TRANSACTION, Faults
 from headrace_streams.producer import Outlet, mutations_size
+from headrace_streams.reads import Reads
 from headrace_streams.sizes import REPLIES, Bounded, Outgoing
 from headrace_streams.stages import StageSpec
 from headrace_streams.store import Marker, Position, RocksState
@@ -39,9 +40,9 @@ OWNER_POLL_S = 0.2
 
 
 class Chunk(NamedTuple):
-    """Records of one partition as the consumer got them (aiokafka), and what to call when they are done with."""
+    """Records of one partition as the consumer got them, and what to call when they are done with."""
 
-    records: Sequence[Any]
+    records: Sequence[Record]
     ack: Callable[[], None]
 
 
@@ -72,6 +73,7 @@ class PartitionRunner:
         self.partition = partition
         self.stage: Stage = spec.make()
         self.state: RocksState | None = None
+        self._reads: Reads | None = None
         self.ready = False
         self.busy = False
         self.moved_at = time.monotonic()
@@ -151,6 +153,7 @@ class PartitionRunner:
         if self.state is None:
             self.state = RocksState(self._around.data_dir / self.spec.name / str(self.partition))
         self.stage.forget()
+        self._reads = Reads(self.state)
         changelog = TopicPartition(self._around.prefix + self.spec.changelog, self.partition)
         await restore.restore(self._around.bootstrap, changelog, self.state, self.stage)
         self.ready = True
@@ -187,7 +190,7 @@ class PartitionRunner:
     async def _take(self, chunk: Chunk) -> None:
         """Step 1, and what is to be done if the chunk does not begin right behind the marker."""
         done = self._position().marker.source
-        fresh = [_record(r) for r in chunk.records if r.offset > done]
+        fresh = [record for record in chunk.records if record.offset > done]
         if not fresh:
             return
         self.step = "1 skip"
@@ -250,8 +253,8 @@ class PartitionRunner:
         return []
 
     def _overlay(self) -> Bounded:
-        assert self.state is not None
-        return Bounded(self.state, self.stage.primary, self._around.outlet.limits.room(self.spec.changelog))
+        assert self._reads is not None
+        return Bounded(self._reads.begin(), self.stage.primary, self._around.outlet.limits.room(self.spec.changelog))
 
     def _refused(self, record: Record, size: int) -> tuple[Bounded, Outgoing]:
         log.warning("record refused: too large for the changelog", stage=self.spec.name, partition=self.partition,
@@ -287,6 +290,7 @@ class PartitionRunner:
         outgoing: Outgoing,
     ) -> None:
         assert self.state is not None
+        assert self._reads is not None
         around = self._around
         before = self.state.position.marker
         clock = max(before.clock, max(record.append_ms for record in records))
@@ -294,17 +298,20 @@ class PartitionRunner:
         marker = Marker(source=records[-1].offset, clock=clock, epoch=around.epoch(), too_large=too_large)
         self._check_owner()
         self._reached("3 emissions")
-        await around.outlet.emit([e for e in emissions if e.topic != REPLIES], self.partition)
+        replies = [e for e in emissions if e.topic == REPLIES]
+        outputs = [e for e in emissions if e.topic != REPLIES] if replies else emissions
+        await around.outlet.emit(outputs, self.partition)
         around.faults.passed(3)
         self._check_owner()
         self._reached("4 changelog")
         end = await self._changelog(primary, marker)
         around.faults.passed(4)
         self.state.commit(overlay.mutations, Position(marker=marker, changelog=end))
+        self._reads.committed(overlay.mutations)
         self.moved_at = time.monotonic()
         around.faults.passed(5)
         self._reached("6 replies")
-        await around.outlet.emit([e for e in emissions if e.topic == REPLIES], self.partition)
+        await around.outlet.emit(replies, self.partition)
 
     def _fits(self, primary: dict[bytes, bytes | None]) -> bool:
         return mutations_size(primary) <= self._around.outlet.batch_bytes(self.spec.changelog)
@@ -322,7 +329,3 @@ class PartitionRunner:
         if not self._around.owns():
             self.stage.forget()
             raise Dropped
-
-
-def _record(raw: Any) -> Record:
-    return Record(raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, tuple(raw.headers))
