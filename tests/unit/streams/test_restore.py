@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from headrace_streams.restore import MARKER_KEY, Delta, apply_delta
-from headrace_streams.store import Marker, Position, RocksState
+from headrace_core.changelog import MARKER_KEY, Delta, Marker
+from headrace_streams.restore import apply_delta
+from headrace_streams.store import Position, RocksState
 from tests.support.counting_stage import CountingStage
 
 

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headrace import state
 from headrace.demo import demo
 from headrace.doctor import doctor
 from headrace.endpoints import Endpoints
@@ -118,6 +119,7 @@ def reset(home: Home = HOME) -> None:
 app.command()(demo)
 app.command()(publish)
 app.command()(doctor)
+app.add_typer(state.app, name="state")
 
 
 def main() -> None:

@@ -12,51 +12,31 @@ Derived keys are deleted and written anew by the stage, once, after the last rec
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
-import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from headrace_core.errors import HeadraceError
+from headrace_core.changelog import ChangelogError, Delta, source_of
 from headrace_core.stage import Stage
 from headrace_core.state import Overlay
-from headrace_streams.store import META_FAMILY, Marker, Position, RocksState
+from headrace_streams.store import META_FAMILY, Position, RocksState
 from headrace_streams.transactions import end_offset
 
 log = structlog.get_logger(__name__)
 
-MARKER_KEY = b"\xff\xffmarker"
-SOURCE_HEADER = "o"
 FETCH_BYTES = 4 * 1024 * 1024
 STUCK_S = 60.0
 
 
-class ChangelogError(HeadraceError):
-    """Changelog and local database cannot belong together, or the changelog cannot be read. Ends the process."""
-
-    code = "changelog"
-
-
-@dataclass
-class Delta:
-    """The newest values read from a changelog: `items` maps key to (source offset, value)."""
-
-    items: dict[bytes, tuple[int, bytes | None]]
-    marker: Marker
-    records: int = 0
-
-    def add(self, key: bytes, value: bytes | None, source: int) -> None:
-        """Take one record, if it is newer than what is known of its key."""
-        self.records += 1
-        if key == MARKER_KEY:
-            if value is not None and source > self.marker.source:
-                self.marker = msgspec.json.decode(value, type=Marker)
-            return
-        known = self.items.get(key)
-        if known is None or source >= known[0]:
-            self.items[key] = (source, value)
+def changelog_consumer(bootstrap: str) -> AIOKafkaConsumer:
+    """A consumer of what is committed, for reading in bulk."""
+    return AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        max_partition_fetch_bytes=FETCH_BYTES, fetch_max_wait_ms=50, max_poll_records=20_000,
+    )  # fmt: skip
 
 
 async def read_delta(bootstrap: str, tp: TopicPartition, start: Position) -> tuple[Delta, int]:
@@ -65,11 +45,7 @@ async def read_delta(bootstrap: str, tp: TopicPartition, start: Position) -> tup
     Raises ChangelogError if the changelog ends before the position, or makes no progress for 60 s.
     """
     end = await end_offset(bootstrap, tp)
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest",
-        isolation_level="read_committed",
-        max_partition_fetch_bytes=FETCH_BYTES, fetch_max_wait_ms=50, max_poll_records=20_000,
-    )  # fmt: skip
+    consumer = changelog_consumer(bootstrap)
     await consumer.start()
     try:
         consumer.assign([tp])
@@ -87,26 +63,24 @@ async def read_delta(bootstrap: str, tp: TopicPartition, start: Position) -> tup
 
 
 async def _drain(consumer: AIOKafkaConsumer, tp: TopicPartition, end: int, contained: int, delta: Delta) -> None:
-    deadline = time.monotonic() + STUCK_S
-    while await consumer.position(tp) < end:
-        batches = await consumer.getmany(tp, timeout_ms=500)
-        for record in batches.get(tp, ()):
-            if record.offset >= end:
-                break
-            source = _source(record.headers)
+    async for records in batches(consumer, tp, end):
+        for record in records:
+            source = source_of(record.headers)
             if source > contained:
                 delta.add(record.key, record.value, source)
-        if batches:
+
+
+async def batches(consumer: AIOKafkaConsumer, tp: TopicPartition, end: int) -> AsyncIterator[Sequence[Any]]:
+    """The records of `tp` from the consumer's position to `end`, as they come in. Raises ChangelogError after 60 s
+    without any."""
+    deadline = time.monotonic() + STUCK_S
+    while await consumer.position(tp) < end:
+        fetched = (await consumer.getmany(tp, timeout_ms=500)).get(tp, ())
+        yield [record for record in fetched if record.offset < end]
+        if fetched:
             deadline = time.monotonic() + STUCK_S
         elif time.monotonic() > deadline:
             raise ChangelogError(f"{tp}: no progress at {await consumer.position(tp)} of {end}")
-
-
-def _source(headers: tuple[tuple[str, bytes], ...]) -> int:
-    for name, value in headers:
-        if name == SOURCE_HEADER:
-            return int.from_bytes(value, "big", signed=True)
-    raise ChangelogError("changelog record without source offset")
 
 
 def apply_delta(state: RocksState, stage: Stage, delta: Delta, end: int) -> None:

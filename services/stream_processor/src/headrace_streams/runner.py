@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from headrace_core.changelog import Marker
 from headrace_core.stage import Emission, Record, Stage
 from headrace_core.state import Overlay
 from headrace_streams import restore
 from headrace_streams.faults import INSIDE_TRANSACTION, Faults
 from headrace_streams.producer import Outlet, mutations_size
 from headrace_streams.stages import StageSpec
-from headrace_streams.store import Marker, Position, RocksState
+from headrace_streams.store import Position, RocksState
 from headrace_streams.turns import Turns
 
 log = structlog.get_logger(__name__)

@@ -4,20 +4,24 @@ The database holds what the changelog says plus the derived keys, and, under one
 *position*: marker (source offset, clock, epoch) and the changelog offset up to which the changelog is contained. Both
 change in the same WriteBatch as the state, so that whatever survives a crash is a state that once was.
 
-A database that cannot be opened is moved aside and rebuilt from the changelog; an error while it is in use ends the
-process, and the next start decides.
+A database that cannot be opened is moved aside and rebuilt from the changelog. An error while it is in use ends the
+process; if it was damage, a mark beside the database says so, and the next start moves it aside.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
-from rocksdict import BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch
+from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch
+
+from headrace_core.changelog import Marker
 
 log = structlog.get_logger(__name__)
 
@@ -26,14 +30,6 @@ POSITION_KEY = b"\xff\xffposition"
 SHARED_CACHE_BYTES = 64 * 1024 * 1024
 WRITE_BUFFER_BYTES = 8 * 1024 * 1024
 WRITE_BATCH_RECORDS = 10_000
-
-
-class Marker(msgspec.Struct, frozen=True):
-    """What has been applied: highest source offset, highest append time (ms), group generation that wrote it."""
-
-    source: int = -1
-    clock: int = 0
-    epoch: int = 0
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -64,6 +60,38 @@ def _options() -> Options:
     return options
 
 
+def _walk(iterator: Any, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """From `start` on. A damaged block ends RocksDB's iterator as the end of the range does, and so it silently ends
+    `items()` of rocksdict; only the status tells, which raises then."""
+    iterator.seek(start)
+    valid, key, value, step = iterator.valid, iterator.key, iterator.value, iterator.next
+    while valid():
+        yield key(), value()
+        step()
+    iterator.status()
+
+
+def read_copy(path: Path) -> tuple[dict[bytes, bytes], Position]:
+    """All items of a database at one moment, and its position; whether a worker has it open or not, and without
+    changing it (a secondary instance of RocksDB, whose own files go to a temporary folder).
+
+    Raises FileNotFoundError if there is none, and what rocksdict raises (`Exception`) if it is damaged.
+    """
+    if not (path / "CURRENT").exists():
+        raise FileNotFoundError(f"no database {path}")
+    options = _options()
+    options.create_if_missing(False)
+    options.set_max_open_files(-1)  # a worker that compacts deletes files; open ones stay readable
+    with tempfile.TemporaryDirectory() as folder:
+        db = Rdict(str(path), options, access_type=AccessType.secondary(folder))
+        try:
+            items = dict(_walk(db.iter(), b""))
+        finally:
+            db.close()
+    raw = items.pop(POSITION_KEY, None)
+    return items, Position() if raw is None else msgspec.json.decode(raw, type=Position)
+
+
 class RocksState:
     """State port over one RocksDB database. Not for two threads at once."""
 
@@ -71,23 +99,32 @@ class RocksState:
         """Open or create. A damaged database is moved aside (`<name>.damaged-<ns>`) and an empty one created."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._mark = path.with_name(f"{path.name}.damaged")
         self._db = self._open()
         self._position = self._read_position()
 
     def _open(self) -> Rdict:
         try:
-            return Rdict(str(self.path), _options())
+            if not self._mark.exists():
+                return Rdict(str(self.path), _options())
+            why = self._mark.read_text()
         except Exception as error:
             if "lock" in str(error).lower() or not self.path.exists():
                 raise
-            aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
-            self.path.rename(aside)
-            log.error("database damaged, rebuilding from the changelog", path=str(self.path), aside=str(aside),
-                      error=str(error))  # fmt: skip
-            return Rdict(str(self.path), _options())
+            why = str(error)
+        aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
+        self.path.rename(aside)
+        self._mark.unlink(missing_ok=True)
+        log.error("database damaged, rebuilding from the changelog", path=str(self.path), aside=str(aside), error=why)
+        return Rdict(str(self.path), _options())
+
+    def _failed(self, error: Exception) -> None:
+        """Leave the mark if the error is damage: a block is only looked at when it is read, not at opening."""
+        if "corruption" in str(error).lower():
+            self._mark.write_text(str(error))
 
     def _read_position(self) -> Position:
-        raw = self._db.get(POSITION_KEY)
+        raw = self.get(POSITION_KEY)
         return Position() if raw is None else msgspec.json.decode(raw, type=Position)
 
     @property
@@ -96,7 +133,11 @@ class RocksState:
         return self._position
 
     def get(self, key: bytes, /) -> bytes | None:
-        value: bytes | None = self._db.get(key)
+        try:
+            value: bytes | None = self._db.get(key)
+        except Exception as error:
+            self._failed(error)
+            raise
         return value
 
     def put(self, key: bytes, value: bytes, /) -> None:
@@ -111,8 +152,14 @@ class RocksState:
             return iter(())
         bound = ReadOptions()
         bound.set_iterate_upper_bound(stop)
-        items: Iterator[tuple[bytes, bytes]] = self._db.items(from_key=start, read_opt=bound)
-        return items
+        return self._noted(_walk(self._db.iter(bound), start))
+
+    def _noted(self, items: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            yield from items
+        except Exception as error:
+            self._failed(error)
+            raise
 
     def commit(self, mutations: Mapping[bytes, bytes | None], position: Position) -> None:
         """Write mutations (None = delete) and the position in one WriteBatch: all or nothing (`streams.md` 2.5)."""
