@@ -44,8 +44,8 @@ async def run(settings: StreamsSettings) -> None:
     outlet = Outlet(settings.kafka, settings.prefix, settings.max_request_bytes)
     await outlet.start()
     worker = Worker(settings, specs, outlet)
-    web = await http.serve(worker, settings.http_host, settings.http_port)
     ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
+    web = await http.serve(worker, ticker.written, settings.http_host, settings.http_port)
     watchdog = Watchdog(worker, settings.stall_s)
     tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run())]
     log.info("started", stages=[spec.name for spec in specs], kafka=settings.kafka, prefix=settings.prefix)
