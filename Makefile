@@ -36,7 +36,8 @@ test: system setup ## set everything up and pass the tests, two files at a time
 	$(RUN) pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: soak
-soak: setup ## the simulations of the stages, 1,000,000 steps each
+soak: setup ## the long runs: simulations of 1,000,000 steps, never over with 8 processes, and all that is marked soak
+	HEADRACE_NEVER_OVER_S=60 HEADRACE_NEVER_OVER_PROCESSES=8 $(RUN) pytest --timeout=3600 tests/chaos/test_never_over_processes.py
 	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest --timeout=3600 tests/model/test_batching_simulation.py \
 	  tests/model/test_registration_simulation.py tests/model/test_timeline_simulation.py
 

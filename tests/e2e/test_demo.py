@@ -114,5 +114,6 @@ def test_a_writer_that_dies_ends_the_demo_with_the_end_of_its_log(tmp_path: Path
     assert time.monotonic() - killed < 60
     assert "spark was ended by SIGKILL; the end of its log:" in said(home)
     told = said(home).partition("the end of its log:")[2].split()
-    assert told and "".join(told[-20:]) in "".join((Files(home).logs / "spark.log").read_text().split())
+    assert told
+    assert "".join(told[-20:]) in "".join((Files(home).logs / "spark.log").read_text().split())
     assert gone(home)

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headrace import capacity as capacity_commands
 from headrace import state
 from headrace.demo import demo
 from headrace.doctor import doctor
@@ -120,6 +121,7 @@ app.command()(demo)
 app.command()(publish)
 app.command()(doctor)
 app.add_typer(state.app, name="state")
+app.add_typer(capacity_commands.app, name="capacity")
 
 
 def main() -> None:

@@ -1,0 +1,65 @@
+"""Several processes insert rows into one PostgreSQL and together never send more than 200 rows in any second.
+
+Start it as often as you like, side by side; the processes share the capacity by themselves:
+
+    python paced_inserts.py postgresql://user@host/database 1000
+
+No Kafka and no Spark: a lease store (here in the same database), a resource, a batcher, and your own callback.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import psycopg
+
+from headrace_capacity.postgres import PostgresStore
+from headrace_core.capacity.batcher import Batcher
+from headrace_core.capacity.operation import Batch, Operation, Watcher
+from headrace_core.capacity.resources import SharedResource
+
+ROWS_PER_S, ROWS_A_REQUEST = 200, 10
+
+
+class Writer:
+    """Inserts one request of rows for each operation that was let through."""
+
+    def __init__(self, url: str, requests: int) -> None:
+        self.url, self.left = url, requests
+        self.guard, self.done = threading.Lock(), threading.Event()
+        self.connections = threading.local()
+
+    def insert(self, batch: Batch) -> None:
+        """The callback: runs in a thread of the batcher, once for each batch that may be sent now."""
+        if not hasattr(self.connections, "own"):
+            self.connections.own = psycopg.connect(self.url, autocommit=True)
+        for operation in batch:
+            values = [(value,) for value in operation.payload]
+            with self.connections.own.cursor() as cursor:
+                cursor.executemany("INSERT INTO paced (value) VALUES (%s)", values)
+        with self.guard:
+            self.left -= len(batch)
+            if self.left == 0:
+                self.done.set()
+
+
+def main(url: str, rows: int) -> None:
+    """Insert the numbers 0 to `rows`."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS paced (value int, sent timestamptz DEFAULT clock_timestamp())")
+    requests = [range(first, min(first + ROWS_A_REQUEST, rows)) for first in range(0, rows, ROWS_A_REQUEST)]
+    writer = Writer(url, len(requests))
+    watcher = Watcher(writer.insert, on_error=lambda _batch, error: print(error, file=sys.stderr))
+    # 20 partitions of 10 rows/s, dealt out among the processes that want them now
+    resource = SharedResource(PostgresStore(url), name="paced", shared_capacity=ROWS_PER_S, factor=ROWS_A_REQUEST)
+    batcher = Batcher(resource, flush_interval_ms=25)
+    batcher.start()
+    for request in requests:
+        batcher.enqueue(Operation(watcher, len(request), request))  # waits while the buffer is full
+    writer.done.wait()
+    batcher.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

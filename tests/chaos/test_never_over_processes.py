@@ -1,0 +1,168 @@
+"""Never over, with real processes (capacity.md 17.2): owners killed, stopped, cut off, with wrong wall clocks and
+changing demand; a store that is slow and restarts. And the three broken builds, which the same check must find (17.3).
+
+`HEADRACE_NEVER_OVER_S`: seconds of the main runs, 30 if it is not given; 60 and 8 processes in `make soak`. The runs go
+on side by side, as most of their time is waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+
+from headrace_capacity.coordinator import Coordinator
+from tests.support.lease_servers import TOKEN, free_port, postgres_server, terminate_backends
+from tests.support.never_over import Spenders, assert_never_over, judged
+from tests.support.spender import LIMIT
+
+pytestmark = pytest.mark.timeout(600)
+SECONDS = int(os.environ.get("HEADRACE_NEVER_OVER_S", "30"))
+PROCESSES = int(os.environ.get("HEADRACE_NEVER_OVER_PROCESSES", "4"))
+CONTROL_S = 25
+LARGE = 1_500
+
+
+class CoordinatorUnderFire:
+    """Slow now and then, and started again at the same port."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.port, self.slow_s = Random(seed), free_port(), 0.0
+        self.coordinator = self._new(cold=True)
+        self.address, self.token = self.coordinator.address, TOKEN
+
+    def _new(self, *, cold: bool = False) -> Coordinator:
+        made = Coordinator(TOKEN, port=self.port, cold=cold, delay=lambda: time.sleep(self.rng.uniform(0, self.slow_s)))
+        return made.start()
+
+    def delay(self) -> None:
+        self.slow_s = self.rng.choice((0.0, 0.5, 2.0))
+
+    def restart(self) -> None:
+        self.coordinator.stop()
+        self.coordinator = self._new()
+
+    def cut(self) -> None:
+        self.coordinator.disconnect()
+
+
+class PostgresUnderFire:
+    """Its row is locked by somebody else now and then, its sessions are ended, it is killed and started again."""
+
+    def __init__(self, seed: int, url: str, restart: Callable[[], None]) -> None:
+        self.rng, self.address, self.token = Random(seed), url, ""
+        self.restart = restart
+
+    def delay(self) -> None:
+        with psycopg.connect(self.address) as connection:
+            connection.execute("SELECT resource FROM hr_lease FOR UPDATE")
+            time.sleep(self.rng.uniform(0, 2))
+
+    def cut(self) -> None:
+        terminate_backends(self.address)
+
+
+@contextmanager
+def coordinator() -> Iterator[Any]:
+    store = CoordinatorUnderFire(1)
+    yield store
+    store.coordinator.stop()
+
+
+@contextmanager
+def postgres() -> Iterator[Any]:
+    with postgres_server() as server:
+        yield PostgresUnderFire(2, server.url, server.restart)
+
+
+def under_fire(folder: Path, opened: Callable[[], Any], seed: int) -> list[tuple[int, int, int]]:
+    """What the processes spent while all that may happen happened."""
+    with opened() as store:
+        spenders = Spenders(folder, store.address, store.token, seed)
+        things = [spenders.kill, spenders.stop_one, spenders.stop_one, store.delay, store.cut]
+        rng, ends = Random(seed), time.monotonic() + SECONDS
+        restart_at = time.monotonic() + SECONDS * 0.4
+        try:
+            for _ in range(PROCESSES):
+                spenders.start(wall_s=rng.choice((-3600, 0, 3600)))
+            time.sleep(5)
+            while time.monotonic() < ends:
+                rng.choice(things)()
+                spenders.follow()
+                if time.monotonic() > restart_at:
+                    restart_at = ends
+                    store.restart()
+                time.sleep(rng.uniform(0.5, 2))
+        finally:
+            spenders.end()
+        return spenders.spent()
+
+
+def alternating(folder: Path, build: str) -> list[tuple[int, int, int]]:
+    """Two owners that want everything in turns, in few large operations: small smooth ones hide what is wrong."""
+    plan = {"build": build, "costs": (LARGE,), "buffer": 1}
+    return _undisturbed(folder, [{"demand": "odd", **plan}, {"demand": "even", **plan}])
+
+
+def late_reply(folder: Path, build: str) -> list[tuple[int, int, int]]:
+    """One owner has everything by a reply that is 2.5 s late and hears nothing more, while another wants everything."""
+    return _undisturbed(folder, [{"demand": "all", "build": build, "late_after": 20}, {"demand": "all"}], pause_s=4)
+
+
+def _undisturbed(folder: Path, plans: list[dict[str, Any]], pause_s: float = 0) -> list[tuple[int, int, int]]:
+    store = Coordinator(TOKEN, cold=True).start()
+    spenders = Spenders(folder, store.address, TOKEN, 0)
+    try:
+        for plan in plans:
+            spenders.start(**plan)
+            time.sleep(pause_s)
+        ends = time.monotonic() + CONTROL_S
+        while time.monotonic() < ends:
+            spenders.follow()
+            time.sleep(0.2)
+    finally:
+        spenders.end()
+        store.stop()
+    return spenders.spent()
+
+
+RUNS: dict[str, Callable[[Path], list[tuple[int, int, int]]]] = {
+    "coordinator": lambda folder: under_fire(folder, coordinator, 11),
+    "postgres": lambda folder: under_fire(folder, postgres, 12),
+    "alternating": lambda folder: alternating(folder, ""),
+    "slice pacing": lambda folder: alternating(folder, "slice"),
+    "no quarantine": lambda folder: alternating(folder, "quarantine"),
+    "late reply": lambda folder: late_reply(folder, ""),
+    "deadline from the reply": lambda folder: late_reply(folder, "reply"),
+}
+
+
+@pytest.fixture(scope="module")
+def spent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, int, int]]]:
+    folder = tmp_path_factory.mktemp("never-over")
+    with ThreadPoolExecutor(len(RUNS)) as pool:
+        running = {name: pool.submit(run, folder / name.replace(" ", "-")) for name, run in RUNS.items()}
+        return {name: run.result() for name, run in running.items()}
+
+
+@pytest.mark.parametrize("run", ["coordinator", "postgres"])
+def test_no_second_is_above_the_limit_whatever_happens(spent: Any, run: str) -> None:
+    assert_never_over(spent[run], SECONDS, least_use=0.03)
+
+
+@pytest.mark.parametrize("run", ["alternating", "late reply"])
+def test_no_second_is_above_the_limit_where_the_broken_builds_fail(spent: Any, run: str) -> None:
+    assert_never_over(spent[run], CONTROL_S, least_use=0.03)
+
+
+@pytest.mark.parametrize("run", ["slice pacing", "no quarantine", "deadline from the reply"])
+def test_the_check_finds_a_broken_build(spent: Any, run: str) -> None:
+    assert judged(spent[run])[0] > LIMIT
