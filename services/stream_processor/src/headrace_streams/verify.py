@@ -86,11 +86,23 @@ class Summary(msgspec.Struct, frozen=True):
 
 @dataclass
 class Said:
-    """What a changelog says up to a position, and the keys that it says more of afterwards."""
+    """What a changelog says up to a database's position, and the keys that it says more of afterwards.
 
-    delta: Delta
-    end: int
+    A late writer's record (streams.md 5) may stand before the position and be of a chunk that the database has not
+    reached: that is "afterwards", too.
+    """
+
+    position: Position
+    delta: Delta = field(default_factory=lambda: Delta({}, Marker()))
     later: set[bytes] = field(default_factory=set)
+    end: int = 0
+
+    def add(self, offset: int, key: bytes, value: bytes | None, source: int) -> None:
+        """Take one record of the changelog."""
+        if offset >= self.position.changelog or source > self.position.marker.source:
+            self.later.add(key)
+        else:
+            self.delta.add(key, value, source)
 
     def undecided(self, key: bytes) -> bool:
         """Whether compaction may have taken the value of a key at the position away."""
@@ -105,16 +117,12 @@ async def read_changelog(bootstrap: str, tp: TopicPartition, position: Position)
         first, end = await _bounds(consumer, tp)
         if position.changelog > end:
             raise NotCompared(f"{tp}: the database is at {position.changelog}, past the end {end}: another Kafka?")
-        said = Said(Delta({}, Marker()), end)
+        said = Said(position, end=end)
         consumer.assign([tp])
         consumer.seek(tp, first)
         async for records in batches(consumer, tp, end):
             for record in records:
-                source = source_of(record.headers)
-                if record.offset >= position.changelog or source > position.marker.source:
-                    said.later.add(record.key)
-                else:
-                    said.delta.add(record.key, record.value, source)
+                said.add(record.offset, record.key, record.value, source_of(record.headers))
         return said
     finally:
         await consumer.stop()
@@ -150,9 +158,9 @@ def differences(
             yield Difference(partition, key, wanted.get(key), there.get(key), key[0] not in stage.primary)
 
 
-def marker_difference(partition: int, said: Said, position: Position) -> Difference | None:
+def marker_difference(partition: int, said: Said) -> Difference | None:
     """Whether the database's marker is another than the changelog's; one that was compacted away cannot be told."""
-    wanted, there = said.delta.marker, position.marker
+    wanted, there = said.delta.marker, said.position.marker
     compacted = MARKER_KEY in said.later and wanted.source < there.source
     if wanted == there or compacted:
         return None
@@ -162,23 +170,29 @@ def marker_difference(partition: int, said: Said, position: Position) -> Differe
 
 async def compare(bootstrap: str, tp: TopicPartition, stage: Stage, path: Path) -> tuple[list[Difference], Summary]:
     """Compare one database. Raises NotCompared, Damaged, ChangelogError, and what aiokafka raises."""
-    for attempt in range(ATTEMPTS):
+    for _ in range(ATTEMPTS):
         there, position = _copy(path)
         said = await read_changelog(bootstrap, tp, position)
-        wanted, derived = expected(stage, said)
-        found = list(differences(tp.partition, stage, wanted, there))
-        open_ = [one for one in found if said.undecided(one.key)]
-        if open_:  # what derives from such a key cannot be told either
-            open_ += [one for one in found if one.derived]
-        if not open_ or attempt == ATTEMPTS - 1:
+        found, summary = judge(tp.partition, stage, said, there)
+        if not summary.undecided:
             break
-    found = [one for one in found if one not in open_]
-    if marker := marker_difference(tp.partition, said, position):
+    return found, summary
+
+
+def judge(partition: int, stage: Stage, said: Said, there: dict[bytes, bytes]) -> tuple[list[Difference], Summary]:
+    """What differs, and the numbers. Raises NotCompared."""
+    wanted, derived = expected(stage, said)
+    found = list(differences(partition, stage, wanted, there))
+    open_ = {one.key for one in found if said.undecided(one.key)}
+    if open_:  # what derives from such a key cannot be told either
+        open_ |= {one.key for one in found if one.derived}
+    found = [one for one in found if one.key not in open_]
+    if marker := marker_difference(partition, said):
         found.append(marker)
-    behind = said.end - position.changelog
-    counts = Summary(tp.partition, len(wanted) - len(derived), len(derived), len(found), len(open_), behind,
-                     position.marker.source)  # fmt: skip
-    return found, counts
+    return found, Summary(
+        partition, len(wanted) - len(derived), len(derived), len(found), len(open_),
+        said.end - said.position.changelog, said.position.marker.source,
+    )  # fmt: skip
 
 
 def _copy(path: Path) -> tuple[dict[bytes, bytes], Position]:
