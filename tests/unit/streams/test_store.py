@@ -91,6 +91,13 @@ def test_a_damaged_block_is_an_error_and_the_next_start_rebuilds(tmp_path: Path,
     assert len(list(tmp_path.glob("db.damaged-*"))) == 1
 
 
+def test_a_mark_beside_a_database_that_was_removed_says_nothing_about_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "db.damaged").write_text("Corruption")
+    for _ in range(2):
+        RocksState(tmp_path / "db").close()
+    assert [path.name for path in tmp_path.iterdir()] == ["db"]
+
+
 def test_a_copy_is_read_while_the_database_is_open(tmp_path: Path) -> None:
     store = RocksState(tmp_path / "db")
     position = Position(Marker(source=7), changelog=1)

@@ -101,17 +101,18 @@ class RocksState:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._mark = path.with_name(f"{path.name}.damaged")
         self._db = self._open()
+        self._mark.unlink(missing_ok=True)  # of a database that somebody has removed
         self._position = self._read_position()
 
     def _open(self) -> Rdict:
-        try:
-            if not self._mark.exists():
+        why = self._mark.read_text() if self._mark.exists() and self.path.exists() else None
+        if why is None:
+            try:
                 return Rdict(str(self.path), _options())
-            why = self._mark.read_text()
-        except Exception as error:
-            if "lock" in str(error).lower() or not self.path.exists():
-                raise
-            why = str(error)
+            except Exception as error:
+                if "lock" in str(error).lower() or not self.path.exists():
+                    raise
+                why = str(error)
         aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
         self.path.rename(aside)
         self._mark.unlink(missing_ok=True)
