@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ from headrace_streams.store import META_FAMILY, Position, read_copy
 log = structlog.get_logger(__name__)
 
 ATTEMPTS = 3
+AGAIN_S = 0.2
 EQUAL, DIFFERENT, NOT_COMPARED = 0, 1, 2
 
 
@@ -196,12 +198,17 @@ def judge(partition: int, stage: Stage, said: Said, there: dict[bytes, bytes]) -
 
 
 def _copy(path: Path) -> tuple[dict[bytes, bytes], Position]:
-    try:
-        return read_copy(path)
-    except FileNotFoundError as error:
-        raise NotCompared(str(error)) from error
-    except Exception as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
+    """A copy of a database. A worker that compacts at this moment may delete a file before it is opened here: again."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return read_copy(path)
+        except FileNotFoundError as error:
+            raise NotCompared(str(error)) from error
+        except Exception as error:
+            if attempt == ATTEMPTS - 1:
+                raise Damaged(f"{path} cannot be read: {error}") from error
+            time.sleep(AGAIN_S)
+    raise AssertionError("unreachable")
 
 
 def databases(folder: Path, partition: int | None) -> dict[int, Path]:
