@@ -21,8 +21,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from headrace_streams.restore import MARKER_KEY, SOURCE_HEADER, restore
-from headrace_streams.store import Marker, Position, RocksState
+from headrace_core.changelog import MARKER_KEY, SOURCE_HEADER, Marker
+from headrace_streams.restore import restore
+from headrace_streams.store import Position, RocksState
 from tests.support.counting_stage import CountingStage
 from tests.support.streams_worker import until
 

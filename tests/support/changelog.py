@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from headrace_api.replica import MARKER_KEY, Change
+from headrace_api.replica import Change
+from headrace_core.changelog import MARKER_KEY
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.registration.stage import RegistrationStage
 from headrace_core.stage import Emission, Record

@@ -9,11 +9,11 @@ import pytest
 
 from headrace_bridge.packets import Publish
 from headrace_bridge.record import Refusal, Router
+from headrace_core.changelog import MARKER_KEY
 from headrace_schemas import examples, validator
 from headrace_schemas.records import message_of, violations
 from headrace_spark.transforms.dead_letters import letter, of_report
 from headrace_spark.transforms.records import Record, report
-from headrace_streams.restore import MARKER_KEY
 
 ID = ("id", b"registration:0:1:0")
 BATCH = json.dumps(examples("batch")["valid"][0]).encode()

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_streams.restore import MARKER_KEY, SOURCE_HEADER, ChangelogError, Holes, load, rederive
-from headrace_streams.store import Marker, Position, RocksState
+from headrace_core.changelog import MARKER_KEY, SOURCE_HEADER, ChangelogError, Marker
+from headrace_streams.restore import Holes, load, rederive
+from headrace_streams.store import Position, RocksState
 from tests.support.counting_stage import CountingStage
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_core.changelog import Marker
 from headrace_core.state import MemoryState, Overlay
-from headrace_streams.store import DatabaseError, Marker, Position, RocksState
+from headrace_streams.store import DatabaseError, Position, RocksState, read_copy
 
 KEYS = st.binary(min_size=1, max_size=3).filter(lambda key: key[0] < 0xFF)
 STEPS = st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=3)), max_size=30)
@@ -89,6 +90,8 @@ def test_damage_that_is_met_later_is_an_error_and_the_next_start_moves_the_datab
 ) -> None:
     filled(tmp_path / "db").close()
     damage(tmp_path / "db")
+    with pytest.raises(Exception, match="checksum"):
+        read_copy(tmp_path / "db")
     store = RocksState(tmp_path / "db")
     assert store.position.changelog == 1
     with pytest.raises(DatabaseError, match="Corruption"):
@@ -119,3 +122,17 @@ def test_damage_at_the_position_or_of_the_whole_file_is_met_at_start(tmp_path: P
     assert (moved, store.position.changelog) in [(1, 0), (0, 1)]
     assert (start, stop) == (0.8, 0.9) or moved
     store.close()
+
+
+def test_a_copy_is_read_while_the_database_is_open(tmp_path: Path) -> None:
+    store = RocksState(tmp_path / "db")
+    position = Position(Marker(source=7), changelog=1)
+    store.commit({b"a": b"1"}, position)
+    assert read_copy(tmp_path / "db") == ({b"a": b"1"}, position)
+    store.commit({b"b": b"2"}, Position(Marker(source=8), changelog=2))
+    assert read_copy(tmp_path / "db")[0] == {b"a": b"1", b"b": b"2"}
+    assert store.get(b"a") == b"1"
+    store.close()
+    with pytest.raises(FileNotFoundError):
+        read_copy(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()

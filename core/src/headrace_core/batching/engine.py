@@ -95,6 +95,14 @@ class Batcher:
         """The earliest deadline of an open batch, ms; None if none is open."""
         return None if self._deadlines.next_ms == NEVER else self._deadlines.next_ms
 
+    def oldest_age(self) -> int:
+        """How long the batch with the earliest deadline has been open, ms on the clock; 0 if none is open."""
+        due = first(self._state, b"d", b"e")
+        if due is None:
+            return 0
+        _, batch = self._joined.get(keys.number_of_open(due[1])) or self._read(due[1])
+        return self._now_ms - batch.opened_ms
+
     def settle(self) -> None:
         """Write back what was held back; again without effect until more is applied."""
         clock = Clock(self._now_ms, self._batches)

@@ -18,12 +18,11 @@ import msgspec
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
+from headrace_core.changelog import MARKER_KEY, SOURCE_HEADER, Marker
 from headrace_core.errors import HeadraceError
 from headrace_core.stage import Emission
-from headrace_streams.restore import MARKER_KEY, SOURCE_HEADER
 from headrace_streams.sizes import BATCH_OVERHEAD, RECORD_OVERHEAD, Limits
 from headrace_streams.sizes import record_size as _size
-from headrace_streams.store import Marker
 from headrace_streams.transactions import DELIVERY_TIMEOUT_MS, transactional
 from headrace_streams.turns import Turns
 

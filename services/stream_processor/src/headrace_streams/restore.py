@@ -30,26 +30,18 @@ import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from headrace_core.errors import HeadraceError
+from headrace_core.changelog import MARKER_KEY, ChangelogError, Marker, source_of
 from headrace_core.stage import Stage
 from headrace_core.state import Overlay
-from headrace_streams.store import META_FAMILY, WRITE_BATCH_RECORDS, Marker, Position, RocksState
+from headrace_streams.store import META_FAMILY, WRITE_BATCH_RECORDS, Position, RocksState
 from headrace_streams.transactions import end_offset
 from headrace_streams.turns import Turns
 
 log = structlog.get_logger(__name__)
 
-MARKER_KEY = b"\xff\xffmarker"
-SOURCE_HEADER = "o"
 FETCH_BYTES = 4 * 1024 * 1024
 POLL_RECORDS = 5_000
 STUCK_S = 60.0
-
-
-class ChangelogError(HeadraceError):
-    """Changelog and local database cannot belong together, or the changelog cannot be read. Ends the process."""
-
-    code = "changelog"
 
 
 class Holes(Exception):
@@ -131,14 +123,6 @@ class Loader:
         self.flush()
 
 
-def source_of(headers: Sequence[tuple[str, bytes]]) -> int:
-    """Source offset of a changelog record. Raises ChangelogError if it has none."""
-    for name, value in headers:
-        if name == SOURCE_HEADER:
-            return int.from_bytes(value, "big", signed=True)
-    raise ChangelogError("changelog record without source offset")
-
-
 class Changelog:
     """One reader of a changelog partition, from offset to offset."""
 
@@ -165,14 +149,19 @@ class Changelog:
                 raise ChangelogError(f"{tp}: no progress at {await consumer.position(tp)} of {end}")
 
 
-@asynccontextmanager
-async def reading(bootstrap: str, tp: TopicPartition) -> AsyncIterator[Changelog]:
-    """A reader of what is committed."""
-    consumer = AIOKafkaConsumer(
+def changelog_consumer(bootstrap: str) -> AIOKafkaConsumer:
+    """A consumer of what is committed, for reading in bulk."""
+    return AIOKafkaConsumer(
         bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest",
         isolation_level="read_committed",
         max_partition_fetch_bytes=FETCH_BYTES, fetch_max_wait_ms=50, max_poll_records=POLL_RECORDS,
     )  # fmt: skip
+
+
+@asynccontextmanager
+async def reading(bootstrap: str, tp: TopicPartition) -> AsyncIterator[Changelog]:
+    """A reader of what is committed."""
+    consumer = changelog_consumer(bootstrap)
     await consumer.start()
     try:
         consumer.assign([tp])

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from headrace_core.changelog import Marker
 from headrace_core.stage import Record, Stage
 from headrace_core.state import Overlay
 from headrace_streams import restore
@@ -30,7 +31,7 @@ from headrace_streams.producer import Outlet, mutations_size
 from headrace_streams.reads import Reads
 from headrace_streams.sizes import REPLIES, Bounded, Outgoing
 from headrace_streams.stages import StageSpec
-from headrace_streams.store import Marker, Position, RocksState
+from headrace_streams.store import Position, RocksState
 from headrace_streams.turns import Turns
 
 log = structlog.get_logger(__name__)

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
-from rocksdict import BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch
+from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch
 
+from headrace_core.changelog import Marker
 from headrace_core.errors import HeadraceError
 
 log = structlog.get_logger(__name__)
@@ -50,18 +53,6 @@ class DatabaseError(HeadraceError):
     """The database cannot be read or written. Ends the process; if it is damaged, the next start rebuilds it."""
 
     code = "database"
-
-
-class Marker(msgspec.Struct, frozen=True):
-    """What has been applied: highest source offset, highest append time (ms), group generation that wrote it.
-
-    `too_large` counts what was replaced or refused for its size until then (`sizes.py`).
-    """
-
-    source: int = -1
-    clock: int = 0
-    epoch: int = 0
-    too_large: int = 0
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -96,6 +87,38 @@ def _damaged(error: Exception) -> bool:
     """Whether an error of opening is the database's own."""
     told = str(error)
     return told.startswith(CORRUPTION) or not any(words in told.lower() for words in NOT_ITS_FAULT)
+
+
+def _walk(iterator: Any, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """From `start` on. A damaged block ends RocksDB's iterator as the end of the range does, and so it silently ends
+    `items()` of rocksdict; only the status tells, which raises then."""
+    iterator.seek(start)
+    valid, key, value, step = iterator.valid, iterator.key, iterator.value, iterator.next
+    while valid():
+        yield key(), value()
+        step()
+    iterator.status()
+
+
+def read_copy(path: Path) -> tuple[dict[bytes, bytes], Position]:
+    """All items of a database at one moment, and its position; whether a worker has it open or not, and without
+    changing it (a secondary instance of RocksDB, whose own files go to a temporary folder).
+
+    Raises FileNotFoundError if there is none, and what rocksdict raises (`Exception`) if it is damaged.
+    """
+    if not (path / "CURRENT").exists():
+        raise FileNotFoundError(f"no database {path}")
+    options = _options()
+    options.create_if_missing(False)
+    options.set_max_open_files(-1)  # a worker that compacts deletes files; open ones stay readable
+    with tempfile.TemporaryDirectory() as folder:
+        db = Rdict(str(path), options, access_type=AccessType.secondary(folder))
+        try:
+            items = dict(_walk(db.iter(), b""))
+        finally:
+            db.close()
+    raw = items.pop(POSITION_KEY, None)
+    return items, Position() if raw is None else msgspec.json.decode(raw, type=Position)
 
 
 class RocksState:
@@ -167,12 +190,7 @@ class RocksState:
         bound = ReadOptions()
         bound.set_iterate_upper_bound(stop)
         try:
-            at = self._db.iter(bound)
-            at.seek(start)
-            while at.valid():
-                yield at.key(), at.value()
-                at.next()
-            at.status()
+            yield from _walk(self._db.iter(bound), start)
         except Exception as error:
             raise self._failed(error) from error
 
