@@ -56,7 +56,7 @@ def writer() -> set[str]:
 def api() -> set[str]:
     """Of the status API."""
     counted = Progress(counts=tuple((name, 0) for name in COUNTS))
-    return series(generate_latest(Metrics(lambda: counted).registry).decode())
+    return series(generate_latest(Metrics(lambda: counted, lambda: counted, lambda: True).registry).decode())
 
 
 def used(expressions: Iterable[str]) -> set[str]:

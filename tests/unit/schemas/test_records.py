@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -92,7 +91,7 @@ def test_what_the_bridge_writes_to_raw(topic: bytes, properties: tuple[object, .
     message = Publish(topic, b"\xff", qos=2, retain=True, dup=True, packet_id=1, properties=properties)
     for router in (ROUTER, Router("p.", ROUTER.limits, retain_as_published=False)):
         for retain in (True, False):
-            record = router.record(dataclasses.replace(message, retain=retain), 1_760_000_000_000)
+            record = router.record(message._replace(retain=retain), 1_760_000_000_000)
             assert violations("raw", record.key, record.value, record.headers) == []
 
 
