@@ -54,9 +54,15 @@ demo: system setup ## the whole on this computer: its own readings from MQTT to 
 	@.venv/bin/headrace demo  # not by way of uv, which keeps the terminal's death (SIGHUP) to itself
 
 .PHONY: bench
-bench: setup ## figures of the engines and of a shared capacity beside their targets (six minutes; --quick: two)
+bench: setup ## figures beside their targets: engines and capacity (6 minutes), streams (40), bridge (15); ONLY="streams --quick" for one
+ifdef ONLY
+	$(RUN) python -m bench $(ONLY)
+else
 	$(RUN) python -m bench engines --json
 	$(RUN) python -m bench capacity --json
+	$(RUN) python -m bench streams --json
+	$(RUN) python -m bench bridge --json
+endif
 
 .PHONY: up
 up: ## build and start all in Docker, wait until healthy, print where it listens

@@ -1,5 +1,5 @@
-"""`python -m bench engines|capacity|bridge [--json] [--quick] [--plot FILE]`: figures of the engines, of a shared
-capacity, of the MQTT bridge.
+"""`python -m bench engines|capacity|streams|bridge [--json] [--quick] [--plot FILE]`: figures of the engines, of a
+shared capacity, of the stream processor on a real Kafka, of the MQTT bridge.
 
 With `--json` the last line is one JSON object with all of them.
 """
@@ -21,6 +21,7 @@ from bench.engines.measure import Figure
 PLOT = Path("docs/bench/engines.png")
 CAPACITY_PLOT = Path("docs/bench/capacity.png")
 FLAT = "flat"
+STREAMS_PARTS = ("latency", "size")
 
 
 def parts() -> Mapping[str, Callable[..., list[Figure]]]:
@@ -128,16 +129,20 @@ def document(figures: list[Figure], *, quick: bool, seconds: float) -> dict[str,
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", choices=["engines", "capacity", "bridge"])
+    parser.add_argument("what", choices=["engines", "capacity", "streams", "bridge"])
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object in the last line")
     parser.add_argument("--quick", action="store_true", help="a minute: fewer messages, sizes up to 10,000, no picture")
     parser.add_argument("--plot", type=Path, help=f"where the picture goes (default {PLOT}, {CAPACITY_PLOT})")
-    names = [*parts(), FLAT]
+    names = [*parts(), FLAT, *STREAMS_PARTS]
     parser.add_argument("--only", action="append", choices=names, default=[], help="measure this part only; repeatable")
     chosen = parser.parse_args()
     if chosen.what == "capacity":
         picture = chosen.plot or (None if chosen.quick else CAPACITY_PLOT)
         return capacity_figures(as_json=chosen.json, quick=chosen.quick, plot=picture)
+    if chosen.what == "streams":
+        from bench.streams.run import streams
+
+        return streams(as_json=chosen.json, quick=chosen.quick, only=chosen.only)
     if chosen.what == "bridge":
         return bridge(as_json=chosen.json, quick=chosen.quick)
     plot = chosen.plot or (None if chosen.quick else PLOT)

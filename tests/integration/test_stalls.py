@@ -86,16 +86,18 @@ def test_a_hanging_broker_ends_the_worker_which_tells_where_it_was(topic_prefix:
     server = KafkaServer(tmp_path / "kafka", heap="384m").start()
     worker = StreamsWorker(server.bootstrap, topic_prefix, tmp_path / "data", tmp_path / "worker.log")
     try:
-        worker.start(STALL_S="3", SESSION_TIMEOUT_S="30").wait_ready()
+        worker.start(STALL_S="10", SESSION_TIMEOUT_S="30").wait_ready()
         produce(worker.kafka, worker.prefix + "raw", slow(300))
         until(lambda: worker.metric('headrace_stage_lag{partition="0"') > 0, "a chunk under way")
         assert server.process is not None
+        assert worker.healthy()
         os.kill(server.process.pid, signal.SIGSTOP)
+        until(lambda: not worker.healthy(), "the worker tells that it stands still")
         assert worker.running.wait(60) == STALLED
         (told,) = [line for line in lines(worker, "stalled") if line["partition"] == 0]
         assert (told["step"], told["busy"]) == ("3 emissions", True)
         assert min(told["unacked"], told["lag"]) > 0
-        assert told["since"] >= 3
+        assert told["since"] >= 10
     finally:
         worker.end()
         server.kill()

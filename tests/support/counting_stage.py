@@ -2,7 +2,8 @@
 
 Families: `c` + key -> count (primary), `t` -> total (primary), `n` + count + key (derived, an index by count).
 A record with the value `boom` raises, as a broken engine would; `wait` makes the stage want ticks until `done`;
-`wide` writes 4,000 keys of the family `x` at once; `slow` takes 10 ms.
+`wide` writes 4,000 keys of the family `x` at once; `slow` takes 10 ms; `emit:n` emits n bytes more, `keep:n` wants to
+keep n bytes under one key.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class CountingStage:
     outputs = ("routed",)
 
     def apply(self, state: State, record: Record, emit: Callable[[Emission], None]) -> None:
+        value = record.value or b""
         if header(record.headers, "kind") == b"tick":
             state.put(b"tticks", _int(_of(state.get(b"tticks")) + 1))
             return
@@ -38,6 +40,9 @@ class CountingStage:
         if record.value == b"wide":
             for number in range(WIDE_KEYS):
                 state.put(b"x" + _int(number), _int(record.offset) * 4)
+        size = int(value.partition(b":")[2] or 0)
+        if size and value.startswith(b"keep"):
+            state.put(b"xkept" + (record.key or b""), bytes(size))
         key = record.key or b""
         old = _of(state.get(b"c" + key))
         new = old + 1
@@ -47,6 +52,8 @@ class CountingStage:
         state.put(b"t", _int(_of(state.get(b"t")) + 1))
         name = f"counting:{record.partition}:{record.offset}:0".encode()
         emit(Emission("routed", key, b"%d" % new, (("id", name),), record.partition))
+        if size and value.startswith(b"emit"):
+            emit(Emission("routed", key, b"e" * size, (("id", name[:-1] + b"1"), ("topic", b"te/x")), record.partition))
 
     def derive(self, state: State, key: bytes, value: bytes) -> None:
         if key[:1] == b"c":
@@ -60,6 +67,14 @@ class CountingStage:
 
     def forget(self) -> None:
         """There are no caches."""
+
+
+class MendedStage(CountingStage):
+    """The same with the error mended: `boom` is a record like others."""
+
+    def apply(self, state: State, record: Record, emit: Callable[[Emission], None]) -> None:
+        mended = record._replace(value=b"mended") if record.value == b"boom" else record
+        super().apply(state, mended, emit)
 
 
 def _int(number: int) -> bytes:

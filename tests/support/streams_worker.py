@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -68,6 +69,16 @@ class StreamsWorker:
             body: bytes = response.read()
             return body.decode()
 
+    def healthy(self) -> bool:
+        """Whether `/healthz` says so; a worker that does not answer counts as healthy."""
+        try:
+            self._get("/healthz")
+        except urllib.error.HTTPError as error:
+            return error.code != 503
+        except OSError:
+            return True
+        return True
+
     def ready(self) -> bool:
         """Whether all assigned partitions are restored."""
         try:
@@ -118,7 +129,7 @@ class StreamsWorker:
     def snapshot(self, stage: str = "counting") -> dict[int, dict[bytes, bytes]]:
         """The databases of a worker that is not running, without their positions."""
         states = {}
-        for path in sorted((self.data_dir / stage).iterdir()):
+        for path in sorted(path for path in (self.data_dir / stage).iterdir() if path.name.isdecimal()):
             state = RocksState(path)
             items = dict(state.scan(b"", b"\xff" * 32))
             items.pop(POSITION_KEY)
@@ -150,7 +161,7 @@ def produce(kafka: str, topic: str, records: Iterable[tuple[int, bytes, bytes]])
 
 @dataclass(frozen=True)
 class Output:
-    """One record of an output topic."""
+    """One record of an output topic; of an input topic the id is empty."""
 
     id: bytes
     partition: int
@@ -174,7 +185,8 @@ def read_all(kafka: str, topic: str, partitions: int = 4) -> list[Output]:
                     assert message.error() is None, message.error()
                     got += 1
                     ids = dict(message.headers() or [])
-                    outputs.append(Output(ids["id"], partition, message.key(), message.value(), message.timestamp()[1]))
+                    id_ = ids.get("id", b"")
+                    outputs.append(Output(id_, partition, message.key(), message.value(), message.timestamp()[1]))
     finally:
         consumer.close()
     return outputs

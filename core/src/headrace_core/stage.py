@@ -7,7 +7,7 @@ another cut into chunks give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -76,6 +76,22 @@ class FollowsClock(Protocol):
 
     def follows_clock(self, state: State) -> bool:
         """Whether something is open (batching.md 4.5) or pending (registration.md 1). O(log n)."""
+
+
+@runtime_checkable
+class HasAges(Protocol):
+    """A stage that tells how long the oldest of what waits in it has waited."""
+
+    def ages(self, state: State) -> Mapping[str, int]:
+        """Milliseconds on the log's clock by name (`oldest_open`), 0 if nothing waits. O(log n)."""
+
+
+@runtime_checkable
+class CountsRoots(Protocol):
+    """A stage that also counts by root."""
+
+    def root_gauges(self, state: State) -> Iterator[tuple[str, str, int]]:
+        """(root, name, value), read from the state. O(number of roots)."""
 
 
 def header(headers: Headers, name: str) -> bytes | None:

@@ -13,6 +13,7 @@ from headrace_schemas import spark_types
 from headrace_schemas.asyncapi import asyncapi
 from headrace_schemas.page import page
 from headrace_schemas.python_types import python_types
+from headrace_schemas.state_page import state_page
 
 PACKAGE = Path("schemas/src/headrace_schemas")
 
@@ -21,6 +22,7 @@ def generated() -> dict[Path, str]:
     """Every generated file and its text."""
     files = {
         Path("docs/topics.md"): page(),
+        Path("docs/state.md"): state_page(),
         Path("schemas/asyncapi.json"): asyncapi(),
         PACKAGE / "types.py": python_types(),
     }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from headrace_schemas import NAMES, schema
+import json
+from collections.abc import Iterator
+
+from headrace_schemas import NAMES, examples, schema
+from headrace_schemas.headers import Schema
 from headrace_schemas.topics import TOPICS, Message, Topic, Value
 
 WORDS = {Value.BYTES: "bytes", Value.EMPTY: "empty", Value.NONE: "none (tombstone)"}
@@ -17,10 +21,15 @@ def page() -> str:
         "in parentheses may be missing. Schemas are in `schemas/src/headrace_schemas/documents/`, valid and invalid",
         "examples in `examples/` beside it, the same for machines in `schemas/asyncapi.json`.",
         "",
+        "Keys and headers are UTF-8. `raw`, `routed`, `batches` and the changelogs have equal numbers of partitions:",
+        "all of a root is in one. The partitioner is murmur2 of the key. `raw`, `routed` and `batches` are stamped by",
+        "the broker (LogAppendTime). What a stage or job writes carries an `id`, the same in every repeat: **whoever",
+        "reads a topic drops what it has seen.**",
+        "",
     ]
     for topic in TOPICS:
         lines += _topic(topic)
-    return "\n".join([*lines, *_documents()])
+    return "\n".join([*lines, *_headers(), *_documents()])
 
 
 def _topic(topic: Topic) -> list[str]:
@@ -35,6 +44,7 @@ def _topic(topic: Topic) -> list[str]:
         "|---|---|---|",
         *map(_row, topic.messages),
         "",
+        *_examples(topic),
     ]
 
 
@@ -44,6 +54,44 @@ def _row(message: Message) -> str:
     if message.user_properties:
         names.append("(`mqtt-<name>`)")
     return f"| {message.name}: {message.summary} | {value} | {', '.join(names)} |"
+
+
+def _examples(topic: Topic) -> Iterator[str]:
+    """The first valid example of each document of a topic."""
+    for message in topic.messages:
+        if message.document is None:
+            continue
+        shown = examples(message.document)["valid"][0]
+        if shown:
+            yield from (f"A value of {message.name}:", "", "```json", json.dumps(shown, ensure_ascii=False), "```", "")
+
+
+def _headers() -> list[str]:
+    lines = ["## Headers", "", "| header | in | what it says | examples |", "|---|---|---|---|"]
+    topics: dict[tuple[str, str], dict[str, None]] = {}
+    shown: dict[tuple[str, str], dict[str, None]] = {}
+    for topic in TOPICS:
+        for message in topic.messages:
+            for name, described in (message.headers | message.optional).items():
+                key = (name, _words(name, described))
+                topics.setdefault(key, {})[f"`{topic.name}`"] = None
+                shown.setdefault(key, {})[_example(described)] = None
+    lines += [f"| `{key[0]}` | {', '.join(topics[key])} | {key[1]} | {', '.join(shown[key])} |" for key in topics]
+    return [*lines, ""]
+
+
+def _words(name: str, described: Schema) -> str:
+    if name == "entity":
+        return "root/topic-id"
+    values = described.get("enum", [])
+    listed = f": {', '.join(f'`{value}`' for value in values)}" if len(values) > 1 else ""
+    words = str(described["description"])
+    return (f"`{words}`" if words.startswith("<") else words) + listed
+
+
+def _example(described: Schema) -> str:
+    shown = str(described["examples"][0])
+    return f"`{shown}`" if shown.isprintable() else "8 bytes"
 
 
 def _documents() -> list[str]:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from headrace_schemas import headers as h
 from headrace_schemas.headers import Headers, Schema
+from headrace_schemas.state import STATE
 
 
 class Value(StrEnum):
@@ -65,7 +66,7 @@ def _changelog(stage: str, summary: str) -> Topic:
     return Topic(
         f"{stage}.changelog",
         f"Every change of the durable state of {stage}: {summary}. A chunk's changes and its marker are one record "
-        "batch (streams.md 2.4).",
+        "batch (streams.md 2.4). Every byte: docs/state.md.",
         "key of the state",
         "runner -> runner",
         "compact",
@@ -80,20 +81,17 @@ def _changelog(stage: str, summary: str) -> Topic:
 MARKER_KEY = "\xff\xffmarker"
 """Key of the marker, one character a byte."""
 
-FAMILIES = {
-    "registration": {
-        "c": "clock, sequence", "n": "counters of the stage", "t": "counters of a root", "E": "entities",
-        "T": "twin values", "G": "published configurations", "V": "topics with retained data", "P": "pending entries",
-        "W": "waiting registrations", "M": "cached messages", "Z": "statuses of other ids", "L": "last errors",
-        "H": "changed parents, for listings",
-        "R": "topics of registrations that are spelled otherwise",
-    },
-    "batching": {
-        "c": "clock and numbers given out", "b": "open batches and their last members", "m": "earlier members",
-        "x": "identities of closed batches", "r": "highest id seen of each input", "n": "counters",
-    },
-}  # fmt: skip
+FAMILIES = {stage: {letter: family.summary for letter, family in families.items()} for stage, families in STATE.items()}
 """First bytes of the keys in a stage's changelog."""
+
+
+def marker_words() -> str:
+    """What the marker is, for the page of the state."""
+    return (
+        "The marker has the key `ff ff` and `marker` (the same in every partition) and a value of JSON, schema "
+        '`changelog-marker`:\n`{"source": 4711, "clock": 1760000000000, "epoch": 3}` says that everything up to '
+        "offset 4711 of the input is applied."
+    )
 
 
 def _families(stage: str) -> str:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace_api.replica import MARKER_KEY, Change, Replica
+from headrace_api.replica import Change, Replica
 from headrace_api.sqlite_state import SqliteState, connect
+from headrace_core.changelog import MARKER_KEY
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.stage import Record
 from headrace_core.state import MemoryState

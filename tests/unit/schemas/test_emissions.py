@@ -17,6 +17,7 @@ import pytest
 
 from headrace_core.batching.config import BatchingConfig
 from headrace_core.batching.stage import BatchingStage
+from headrace_core.changelog import MARKER_KEY, SOURCE_HEADER, Marker
 from headrace_core.registration import queries
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.registration.routes import ABSENT, Request, route
@@ -27,8 +28,6 @@ from headrace_core.state import MemoryState, Overlay
 from headrace_schemas import validator, validator_of
 from headrace_schemas.records import message_of, violations
 from headrace_schemas.topics import topic
-from headrace_streams.restore import MARKER_KEY, SOURCE_HEADER
-from headrace_streams.store import Marker
 from tests.model import test_batching_simulation, test_registration_simulation
 
 VECTORS = Path(os.environ.get("HEADRACE_VECTORS", "tests/vectors"))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 
 from headrace_bridge.packets import Publish
 from headrace_bridge.record import Refusal, Router
+from headrace_core.changelog import MARKER_KEY
 from headrace_schemas import examples, validator
 from headrace_schemas.records import message_of, violations
 from headrace_spark.transforms.dead_letters import letter, of_report
 from headrace_spark.transforms.records import Record, report
-from headrace_streams.restore import MARKER_KEY
 
 ID = ("id", b"registration:0:1:0")
 BATCH = json.dumps(examples("batch")["valid"][0]).encode()
@@ -92,7 +91,7 @@ def test_what_the_bridge_writes_to_raw(topic: bytes, properties: tuple[object, .
     message = Publish(topic, b"\xff", qos=2, retain=True, dup=True, packet_id=1, properties=properties)
     for router in (ROUTER, Router("p.", ROUTER.limits, retain_as_published=False)):
         for retain in (True, False):
-            record = router.record(dataclasses.replace(message, retain=retain), 1_760_000_000_000)
+            record = router.record(message._replace(retain=retain), 1_760_000_000_000)
             assert violations("raw", record.key, record.value, record.headers) == []
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from headrace_core.errors import ConfigError
 from headrace_core.stage import Emission
-from headrace_streams.producer import RECORD_OVERHEAD, mutations_size, partition_of
+from headrace_streams.producer import mutations_size, partition_of
 from headrace_streams.settings import StreamsSettings
+from headrace_streams.sizes import RECORD_OVERHEAD
 from headrace_streams.stages import load
 from headrace_streams.topics import topic_config, wanted
 
@@ -23,7 +24,7 @@ def test_a_stage_is_loaded_by_its_class_and_made_anew_each_time() -> None:
         "counting.changelog",
     )
     assert spec.make() is not spec.make()
-    assert wanted([spec]) == ["raw", "routed", "counting.changelog"]
+    assert wanted([spec]) == ["raw", "routed", "dead-letter", "counting.changelog"]
 
 
 def test_an_unknown_stage_is_refused() -> None:

@@ -38,6 +38,10 @@ class Partitions:
     flowing: bool = True
     records: int | None = 0
     began: float = field(default_factory=time.monotonic)
+    heard: bool = True
+
+    def owns(self) -> bool:
+        return self.heard
 
     @property
     def runners(self) -> dict[tuple[str, int], Runner]:
@@ -125,3 +129,24 @@ def test_the_progress_of_another_partition_is_none_otherwise(watchdog: Watchdog,
         watch(watchdog, worker, second, 1)
     with pytest.raises(Stalled):
         watch(watchdog, worker, STALL_S + 1, 2)
+
+
+def test_while_the_broker_is_away_time_counts_a_tenth(watchdog: Watchdog, worker: Partitions) -> None:
+    worker.records, worker.heard = 5, False
+    watch(watchdog, worker, 0, 9 * STALL_S)
+    with pytest.raises(Stalled):
+        watch(watchdog, worker, 9 * STALL_S, 2 * STALL_S)
+
+
+def test_half_a_stall_is_told_before_it_is_one_and_is_over_with_progress(
+    watchdog: Watchdog, worker: Partitions
+) -> None:
+    worker.records = 5
+    watch(watchdog, worker, 0, STALL_S / 2)
+    assert watchdog.slow(worker.began + STALL_S / 2) == []
+    watch(watchdog, worker, STALL_S / 2, 5)
+    (told,) = watchdog.slow(worker.began + STALL_S / 2 + 5)
+    assert (told["topic"], told["partition"], told["step"]) == ("t.routed", 3, "3 emissions")
+    worker.runner.progress_at = worker.began + 40
+    watch(watchdog, worker, STALL_S / 2 + 5, 5)
+    assert watchdog.slow(worker.began + 45) == []

@@ -37,6 +37,12 @@ class Ahead:
         self._read(family)
         self.next_ms = self._page[0][0] if self._page else NEVER
 
+    @property
+    def lowest(self) -> Timed | None:
+        """The item that `take` would take first."""
+        heads = [*self._page[:1], *self._new[self._at : self._at + 1]]
+        return min(heads) if heads else None
+
     def put(self, time_ms: int, number: int, value: bytes) -> None:
         """Put an item into the index; its time is not below what was taken."""
         item = time_ms, number, value

@@ -102,6 +102,14 @@ class Batcher:
         """The earliest deadline of an open batch, ms; None if none is open."""
         return None if self._deadlines.next_ms == NEVER else self._deadlines.next_ms
 
+    def oldest_age(self) -> int:
+        """How long the batch with the earliest deadline has been open, ms on the clock; 0 if none is open."""
+        earliest = self._deadlines.lowest
+        if earliest is None:
+            return 0
+        batch = self._open.get(earliest[1]) or self._read(earliest[1])
+        return self._now_ms - batch.opened_ms
+
     def settle(self) -> None:
         """Write back what was held back; again without effect until more is applied."""
         clock = Clock(self._now_ms, self._batches)

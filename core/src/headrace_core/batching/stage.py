@@ -126,6 +126,10 @@ class BatchingStage:
         """Ticks come at every interval while a batch is open (4.5)."""
         return self.next_due(state) is not None
 
+    def ages(self, state: State) -> Mapping[str, int]:
+        """Age of the oldest open batch (9): the one with the earliest deadline, all of one timeout being equal."""
+        return {"oldest_open": Batcher(state, self._config).oldest_age()}
+
     def gauges(self, state: State) -> Mapping[str, int]:
         """The counters, and how much is open and remembered."""
         counted = dict.fromkeys(COUNTERS, 0)

@@ -11,7 +11,7 @@ Beside that sum: `requests`, `unreadable`, `damaged`, `automatic_refused.*`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from headrace_core.registration.config import RegistrationConfig
@@ -19,12 +19,27 @@ from headrace_core.registration.documents.outputs import STAGE, Outputs
 from headrace_core.registration.effects import Effect
 from headrace_core.registration.engine import Engine
 from headrace_core.registration.message import read_json
+from headrace_core.registration.reasons import DISCARDED, LOST, outcome
 from headrace_core.registration.routes import ABSENT, Request
-from headrace_core.registration.store import PRIMARY, Store, derived, sound
+from headrace_core.registration.store import PRIMARY, Store, derived, parts, sound
 from headrace_core.stage import Emission, Record
 from headrace_core.state import State
 
-ALWAYS = ("in", "passed", "replayed", "applied", "no_effect", "replaced", "pending")
+REFUSED = (
+    "invalid_topic", "unknown_channel", "invalid_topic_id", "invalid_payload", "missing_type", "invalid_type",
+    "invalid_id", "invalid_twin_key", "invalid_parent", "no_parent", "type_change", "id_change", "main_protected",
+    "id_in_use",
+)  # fmt: skip
+"""Reasons of section 11 that an MQTT message can be refused for."""
+REASONS = (*REFUSED, *sorted(LOST), *sorted(DISCARDED))
+ALWAYS = (
+    "in", "passed", "replayed", "applied", "no_effect", "replaced", "pending", "requests", "unreadable", "damaged",
+    "warnings.unknown_member", "automatic_refused.id_in_use", "automatic_refused.invalid_parent",
+    *(f"{outcome(reason)}.{reason}" for reason in REASONS),
+)  # fmt: skip
+"""Names that are told from the start; others when they are counted first."""
+INTERNAL = ("moves", "moves_forgotten")
+"""Tallies of a root that serve a listing, not people."""
 
 
 class RegistrationStage:
@@ -76,6 +91,20 @@ class RegistrationStage:
     def follows_clock(self, state: State) -> bool:
         """Ticks come at every interval while anything is pending (section 1), whose age they show; not for a status."""
         return Store(state).first_under(b"X") is not None
+
+    def ages(self, state: State) -> Mapping[str, int]:
+        """Age of the oldest pending entity."""
+        store = Store(state)
+        found = store.first_under(b"X")
+        return {"oldest_pending": 0 if found is None else store.clock - int.from_bytes(found[0][1:9], "big")}
+
+    def root_gauges(self, state: State) -> Iterator[tuple[str, str, int]]:
+        """Entities, pending ones, cached messages and reasons of each root (sections 11, 13)."""
+        store = Store(state)
+        for raw, _ in store.under(b"t"):
+            (root,), name = parts(raw, 1)
+            if name.decode() not in INTERNAL:
+                yield root, name.decode(), store.number(raw)
 
     def gauges(self, state: State) -> Mapping[str, int]:
         """Counters by name."""

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace import capacity as capacity_commands
-from headrace import spark_commands
+from headrace import spark_commands, state
 from headrace.demo import demo
 from headrace.doctor import doctor
 from headrace.endpoints import Endpoints
@@ -120,6 +120,7 @@ def reset(home: Home = HOME) -> None:
 app.command()(demo)
 app.command()(publish)
 app.command()(doctor)
+app.add_typer(state.app, name="state")
 app.add_typer(capacity_commands.app, name="capacity")
 spark_commands.register(app)
 

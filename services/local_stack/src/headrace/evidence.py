@@ -125,7 +125,7 @@ class Offsets:
 
     def __init__(self, at: Endpoints) -> None:
         self._at = at
-        self._consumer = _consumer(at.kafka, f"{at.prefix}bridge.outbound")
+        self._consumer = reader(at.kafka, f"{at.prefix}bridge.outbound")
 
     def ends(self) -> Ends:
         """Next offset by logical topic and partition; topics that are not there are left out. Raises Unreachable."""
@@ -232,7 +232,7 @@ def count(topics: Mapping[str, Iterable[Any]]) -> Found:
 def records(kafka: str, topic: str, wanted: Mapping[int, tuple[int, int]]) -> Iterator[Any]:
     """The records of a topic with offsets in `[start, end)` by partition. Raises Unreachable."""
     open_ = {partition: end for partition, (start, end) in wanted.items() if start < end}
-    with closing(_consumer(kafka)) as consumer:
+    with closing(reader(kafka)) as consumer:
         consumer.assign([TopicPartition(topic, partition, wanted[partition][0]) for partition in open_])
         while open_:
             record = consumer.poll(10)
@@ -306,7 +306,8 @@ TAKE: dict[str, Callable[[Found, Any, dict[str, bytes]], None]] = {
 }
 
 
-def _consumer(kafka: str, group: str = "headrace-accounting") -> Any:
+def reader(kafka: str, group: str = "headrace-accounting") -> Any:
+    """A consumer of what is committed; it commits nothing itself."""
     return Consumer(
         {
             "bootstrap.servers": kafka,

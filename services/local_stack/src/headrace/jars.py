@@ -72,22 +72,23 @@ def cache_dir() -> Path:
 
 def kafka_jars() -> Path:
     """Folder with the jars of Kafka; downloads them if it is not complete. Raises JarsMissing, NoJava."""
-    return _folder(KAFKA)
+    return folder(KAFKA)
 
 
 def connector_jars() -> list[Path]:
     """The jars that let Spark read Kafka; downloads them if they are not complete. Raises JarsMissing, NoJava."""
-    return sorted(_folder(CONNECTOR).glob("*.jar"))
+    return sorted(folder(CONNECTOR).glob("*.jar"))
 
 
-def _folder(wanted: JarSet) -> Path:
-    folder = cache_dir() / f"{wanted.name}-{wanted.version}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / "lock").open("w") as lock:
+def folder(wanted: JarSet) -> Path:
+    """Folder with the jars of a set; downloads them if it is not complete. Raises JarsMissing, NoJava."""
+    kept = cache_dir() / f"{wanted.name}-{wanted.version}"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with (kept.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _complete(folder):
-            _download(wanted, folder)
-    return folder
+        if not _complete(kept):
+            _download(wanted, kept)
+    return kept
 
 
 def _sums(folder: Path) -> str:

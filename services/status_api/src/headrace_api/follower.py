@@ -23,10 +23,10 @@ from confluent_kafka.admin import AdminClient
 
 from headrace_api.progress import STARTING, PartitionProgress, Progress
 from headrace_api.replica import Change, Counts, Position
+from headrace_core.changelog import SOURCE_HEADER
 
 log = structlog.get_logger(__name__)
 
-SOURCE_HEADER = "o"
 TAKE = 5_000
 POLL_S = 0.05
 ASK_AGAIN_S = 1.0

@@ -28,10 +28,10 @@ from typing import NamedTuple
 from headrace_api.sqlite_state import SqliteState, connect
 from headrace_core.batching.keys import CLOCK
 from headrace_core.batching.stage import COUNT
+from headrace_core.changelog import MARKER_KEY
 from headrace_core.registration.store import PRIMARY, Store, sound
 from headrace_core.state import Overlay
 
-MARKER_KEY = b"\xff\xffmarker"
 FORMAT = "1"
 """Changes with what is stored or derived: another one builds the replica anew."""
 

@@ -1,5 +1,7 @@
 """`python -m headrace_streams`: builds the worker from the environment and runs it until SIGTERM or an error.
 
+`python -m headrace_streams verify STAGE` compares its databases with the changelog instead (`verify.py`).
+
 Exit codes: 0 after SIGTERM or SIGINT, 70 after an error while running, 2 when it could not start.
 """
 
@@ -14,9 +16,10 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from headrace_core.errors import ConfigError
-from headrace_streams import http, logs, stages, topics
+from headrace_streams import collector, http, logs, stages, topics, verify
 from headrace_streams.producer import Outlet
 from headrace_streams.settings import StreamsSettings
+from headrace_streams.sizes import Limits
 from headrace_streams.ticks import Ticker
 from headrace_streams.watchdog import Watchdog
 from headrace_streams.worker import Worker, fatal
@@ -34,21 +37,24 @@ async def run(settings: StreamsSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     specs = stages.load(settings)
+    collecting = asyncio.create_task(collector.run())
     await topics.ensure(
         settings.kafka, settings.prefix, specs, partitions=settings.partitions, replication=settings.replication,
         max_message_bytes=settings.max_request_bytes + 64 * 1024,
     )  # fmt: skip
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    outlet = Outlet(settings.kafka, settings.prefix, settings.max_request_bytes)
+    limits = Limits(await topics.message_bytes(settings.kafka, settings.prefix, topics.wanted(specs)))
+    outlet = Outlet(settings.kafka, settings.prefix, settings.max_request_bytes, limits)
     await outlet.start()
     worker = Worker(settings, specs, outlet)
-    web = await http.serve(worker, settings.http_host, settings.http_port)
     ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
     watchdog = Watchdog(worker, settings.stall_s)
+    web = await http.serve(worker, ticker.written, watchdog, settings.http_host, settings.http_port)
     tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run())]
-    log.info("started", stages=[spec.name for spec in specs], kafka=settings.kafka, prefix=settings.prefix)
+    log.info("started", stages=[spec.name for spec in specs], settings=settings.model_dump(mode="json"))
     await _until_stopped(worker, tasks[0], stopping)
     log.info("stopping")
+    collecting.cancel()
     for task in tasks[1:]:
         task.cancel()
     async with asyncio.timeout(STOP_S):
@@ -73,6 +79,8 @@ async def _until_stopped(worker: Worker, starting: asyncio.Task[None], stopping:
 def main() -> int:
     """Run; returns the exit code."""
     logs.configure()
+    if sys.argv[1:2] == ["verify"]:
+        return verify.main(sys.argv[2:])
     try:
         settings = StreamsSettings()
     except (ValidationError, SettingsError) as error:

@@ -1,5 +1,7 @@
 """Everything that overrides Faust 0.15.3, and nothing else (`streams.md` 1).
 
+`tests/unit/streams/test_faust_internals.py` fails if what is overridden, wrapped or relied on is not what was read.
+
 What is overridden, and where it is in Faust:
 - `faust/transport/consumer.py` `Consumer.getmany` (one message a record) -> one message a partition and fetch, from
   partitions that are restored and have room only, so that a slow partition holds up no other.
@@ -13,10 +15,13 @@ What is overridden, and where it is in Faust:
 - `faust/transport/drivers/aiokafka.py` `AIOKafkaConsumerThread._create_worker_consumer` (long poll 1500 ms: the
   aiokafka fetcher has one fetch a broker in flight and leaves out partitions whose records are still buffered, so the
   long poll for the drained ones holds up the others) -> long poll of 25 ms.
+- `faust/transport/drivers/aiokafka.py` `Consumer._new_consumer_thread` -> our thread, with the last and these:
 - `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat; `on_thread_stop`: a
   static member leaves the group too when it is told to stop, so that others take over at once.
 - Setting `stream_wait_empty` off: a revocation would wait for all chunks handed over. Closing a runner waits for the
   one under way and drops the others, in `on_partitions_revoked`, which the rebalance waits for.
+- `aiokafka/consumer/fetcher.py` `PartitionRecords._consumer_record` (a data class of eleven members for each record,
+  from which another is made), `__iter__` -> the records that stages take, at once.
 - `faust/serializers/schemas.py` `Schema.compile` (serializers, models) -> the message's value as it is.
 """
 
@@ -29,16 +34,20 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import faust
+from aiokafka.consumer.fetcher import FetchResult, PartitionRecords
 from aiokafka.errors import IllegalStateError
 from faust.serializers.schemas import Schema
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
+
+from headrace_core.stage import Record
 
 LONG_POLL_MS = 25
 POLL_S = 0.05
 NO_ROOM_S = 0.005
 CHUNKS_UNDER_WAY = 3
 FETCH_BYTES = 4 * 1024 * 1024
+LOG_APPEND_TIME = 1
 
 
 class Markers(Protocol):
@@ -55,6 +64,26 @@ class _Nothing(dict[TP, int | None]):
         return None
 
 
+class ChunkRecords(PartitionRecords):
+    """Fetched record batches that are unpacked into the records that stages take."""
+
+    def __iter__(self) -> Any:
+        return self._records_iterator
+
+    def _consumer_record(self, tp: Any, raw: Any) -> Record:
+        values = (tp.partition, raw.offset, raw.timestamp, raw.key, raw.value, tuple(raw.headers))
+        return tuple.__new__(Record, values)  # as Record(...), without the call of Python code behind that name
+
+
+class Fetched(dict[Any, Any]):
+    """What an aiokafka fetcher has fetched, by partition; whatever is put in gives `ChunkRecords`."""
+
+    def __setitem__(self, tp: Any, result: Any) -> None:
+        if isinstance(result, FetchResult):
+            result._partition_records.__class__ = ChunkRecords
+        super().__setitem__(tp, result)
+
+
 class ChunkThread(driver.AIOKafkaConsumerThread):
     """The consumer's thread: short long polls, and the time of the last good heartbeat (monotonic s)."""
 
@@ -67,6 +96,8 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
     async def on_start(self) -> None:
         await super().on_start()
+        fetcher = self._ensure_consumer()._fetcher
+        fetcher._records = Fetched(fetcher._records)
         coordinator = self._ensure_consumer()._coordinator
         heartbeat, rejoin = coordinator._do_heartbeat, coordinator._do_rejoin_group
 
@@ -92,7 +123,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
 
 class ChunkConsumer(driver.Consumer):
-    """Hands over chunks: `message.value` is the list of aiokafka records, `message.offset` that of the last one."""
+    """Hands over chunks: `message.value` is the list of records, `message.offset` that of the last one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -162,11 +193,11 @@ class ChunkConsumer(driver.Consumer):
     def _under_way(self, tp: TP) -> int:
         return sum(1 for message in list(self._unacked_messages) if message.tp == tp and not message.acked)
 
-    def _chunk_message(self, tp: TP, records: Sequence[Any]) -> ConsumerMessage:
+    def _chunk_message(self, tp: TP, records: Sequence[Record]) -> ConsumerMessage:
         last = records[-1]
         return ConsumerMessage(
-            last.topic, last.partition, last.offset, last.timestamp / 1000, last.timestamp_type, (), None, records,
-            None, 0, len(records), tp, generation_id=self.app.consumer_generation_id,
+            tp.topic, tp.partition, last.offset, last.append_ms / 1000, LOG_APPEND_TIME, (), None, records, None, 0,
+            len(records), tp, generation_id=self.app.consumer_generation_id,
         )  # fmt: skip
 
     async def _add_gap(self, *_: Any) -> None:

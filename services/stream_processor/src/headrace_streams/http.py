@@ -1,45 +1,88 @@
-"""/healthz (the loop turns), /readyz (all assigned partitions restored), /metrics (Prometheus text)."""
+"""/healthz (no partition stands still), /readyz (all partitions restored), /metrics (Prometheus text)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace_core.stage import CountsRoots, HasAges
+from headrace_streams.watchdog import Watchdog
 from headrace_streams.worker import Worker
+
+PREFIX = "headrace_stage"
 
 
 class StageCollector(Collector):
     """Reads gauges from the states when asked: state and gauges cannot disagree."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, ticks: Mapping[int, int]) -> None:
+        """`ticks`: how many were written, by partition."""
         self._worker = worker
+        self._ticks = ticks
 
     def collect(self) -> Iterator[Metric]:
-        """`headrace_stage{stage,partition,name}`, `headrace_stage_lag` and `headrace_stage_offset{stage,partition}`."""
-        stage = GaugeMetricFamily("headrace_stage", "Stage.gauges", labels=["stage", "partition", "name"])
+        """All metrics of the stages; docs/operations.md lists them."""
+        stage = GaugeMetricFamily(PREFIX, "Stage.gauges", labels=["stage", "partition", "name"])
         for name, partition, gauge, value in self._worker.stage_gauges():
             stage.add_metric([name, str(partition), gauge], value)
-        lag = GaugeMetricFamily("headrace_stage_lag", "records not applied yet", labels=["stage", "partition"])
-        offset = GaugeMetricFamily("headrace_stage_offset", "next offset to apply", labels=["stage", "partition"])
+        yield stage
+        yield from self._places()
+        yield from self._waiting()
+        ticks = CounterMetricFamily("headrace_ticks_written", "ticks written to raw", labels=["partition"])
+        for partition, count in self._ticks.items():
+            ticks.add_metric([str(partition)], count)
+        yield ticks
+
+    def _places(self) -> Iterator[Metric]:
+        lag = GaugeMetricFamily(f"{PREFIX}_lag", "records not applied yet", labels=["stage", "partition"])
+        offset = GaugeMetricFamily(f"{PREFIX}_offset", "next offset to apply", labels=["stage", "partition"])
         for runner in self._worker.runners.values():
             labels = [runner.spec.name, str(runner.partition)]
             if (records := self._worker.lag(runner)) is not None:
                 lag.add_metric(labels, records)
             if (position := runner.next_offset) is not None:
                 offset.add_metric(labels, position)
-        yield from (stage, lag, offset)
+        yield from (lag, offset)
+
+    def _waiting(self) -> Iterator[Metric]:
+        ages = GaugeMetricFamily(
+            f"{PREFIX}_age_seconds", "age of the oldest, on the log's clock", labels=["stage", "partition", "name"]
+        )
+        overdue = GaugeMetricFamily(
+            f"{PREFIX}_overdue_seconds", "how long what is due first is overdue, by our clock",
+            labels=["stage", "partition"],
+        )  # fmt: skip
+        roots = GaugeMetricFamily(f"{PREFIX}_root", "gauges of a root", labels=["stage", "root", "name"])
+        for runner in list(self._worker.runners.values()):
+            if not runner.ready or runner.state is None:
+                continue
+            stage, state, name = runner.spec.make(), runner.state, runner.spec.name
+            due_ms = stage.next_due(state)
+            late_s = 0.0 if due_ms is None else max(0.0, time.time() - due_ms / 1000)
+            overdue.add_metric([name, str(runner.partition)], late_s)
+            if isinstance(stage, HasAges):
+                for gauge, age_ms in stage.ages(state).items():
+                    ages.add_metric([name, str(runner.partition), gauge], age_ms / 1000)
+            if isinstance(stage, CountsRoots):
+                for root, gauge, value in stage.root_gauges(state):
+                    roots.add_metric([name, root, gauge], value)
+        yield from (ages, overdue, roots)
 
 
-def make_web(worker: Worker) -> web.Application:
+def make_web(worker: Worker, ticks: Mapping[int, int], watchdog: Watchdog) -> web.Application:
     """The web application of a worker."""
     registry = CollectorRegistry()
-    registry.register(StageCollector(worker))
+    registry.register(StageCollector(worker, ticks))
+    ProcessCollector(registry=registry)
 
     async def healthz(_: web.Request) -> web.Response:
+        if slow := watchdog.slow(time.monotonic()):
+            return web.json_response({"status": "no progress", "partitions": slow}, status=503)
         return web.json_response({"status": "ok"})
 
     async def readyz(_: web.Request) -> web.Response:
@@ -53,9 +96,9 @@ def make_web(worker: Worker) -> web.Application:
     return app
 
 
-async def serve(worker: Worker, host: str, port: int) -> web.AppRunner:
+async def serve(worker: Worker, ticks: Mapping[int, int], watchdog: Watchdog, host: str, port: int) -> web.AppRunner:
     """Listen. `await runner.cleanup()` ends it."""
-    runner = web.AppRunner(make_web(worker), access_log=None)
+    runner = web.AppRunner(make_web(worker, ticks, watchdog), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
     return runner

@@ -18,20 +18,22 @@ import msgspec
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
+from headrace_core.changelog import MARKER_KEY, SOURCE_HEADER, Marker
 from headrace_core.errors import HeadraceError
 from headrace_core.stage import Emission
-from headrace_streams.restore import MARKER_KEY, SOURCE_HEADER
-from headrace_streams.store import Marker
+from headrace_streams.sizes import BATCH_OVERHEAD, RECORD_OVERHEAD, Limits
+from headrace_streams.sizes import record_size as _size
 from headrace_streams.transactions import DELIVERY_TIMEOUT_MS, transactional
 from headrace_streams.turns import Turns
 
 EMISSION_BATCH_BYTES = 800_000
-RECORD_OVERHEAD = 48
-BATCH_OVERHEAD = 256
+USUAL_BYTES = 16_384
+"""Records with values below it are not measured before they join a batch: with the longest names, one of them more than
+`EMISSION_BATCH_BYTES` still fits the 1 MiB of a topic that somebody else made. A topic that takes less is measured."""
 
 
 class TooLarge(HeadraceError):
-    """A single mutation does not fit a record batch."""
+    """A batch holds more than was reckoned: an error of ours. What is too large by itself is seen to in `sizes.py`."""
 
     code = "too-large"
 
@@ -44,11 +46,12 @@ def mutations_size(mutations: Mapping[bytes, bytes | None]) -> int:
 class Outlet:
     """Everything the worker writes to Kafka. `start` before use, `stop` at the end."""
 
-    def __init__(self, bootstrap: str, prefix: str, max_request_bytes: int) -> None:
+    def __init__(self, bootstrap: str, prefix: str, max_request_bytes: int, limits: Limits) -> None:
+        """`limits`: what the topics take, as read at start."""
         self._bootstrap = bootstrap
         self._prefix = prefix
         self._max_request_bytes = max_request_bytes
-        self.max_batch_bytes = max_request_bytes - 1024
+        self.limits = limits
         self._producer = AIOKafkaProducer(
             bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, linger_ms=0,
             max_batch_size=max_request_bytes, max_request_size=max_request_bytes,
@@ -63,6 +66,10 @@ class Outlet:
         """Flush and disconnect."""
         await self._producer.stop()
 
+    def batch_bytes(self, topic: str) -> int:
+        """How large a batch of several records is at most: the request bounds it, and the topic."""
+        return min(self._max_request_bytes - 1024, self.limits.room(topic))
+
     async def emit(self, emissions: Sequence[Emission], partition: int) -> None:
         """Produce all and wait until all are acknowledged. `partition` is the input's, for emissions without key."""
         groups: dict[tuple[str, int], list[Emission]] = {}
@@ -76,16 +83,22 @@ class Outlet:
     async def _emit_group(self, topic: str, partition: int, group: Sequence[Emission]) -> None:
         futures = []
         turns = Turns()
-        batch = self._producer.create_batch()
+        batch, size = self._producer.create_batch(), 0
+        most = min(EMISSION_BATCH_BYTES, self.batch_bytes(topic))
+        usual = USUAL_BYTES if most == EMISSION_BATCH_BYTES else 0
         for emission in group:
             if turns.over():
                 await turns.give()
-            full = batch.record_count() and batch.size() + _size(emission) > EMISSION_BATCH_BYTES
-            if full or not _append(batch, emission):
+            _, key, value, headers, _ = emission
+            room = not size or (size < most if len(value or b"") < usual else size + _size(emission) <= most)
+            added = batch.append(timestamp=None, key=key, value=value, headers=list(headers)) if room else None
+            if added is None:  # full: a batch that refuses a record is as it was
                 futures.append(await self._send(batch, topic, partition))
-                batch = self._producer.create_batch()
-                if not _append(batch, emission):
+                batch, size = self._producer.create_batch(), 0
+                added = batch.append(timestamp=None, key=key, value=value, headers=list(headers))
+                if added is None:
                     raise TooLarge(f"{topic}-{partition}: an emission of {_size(emission)} bytes")
+            size += added.size
         futures.append(await self._send(batch, topic, partition))
         await asyncio.gather(*futures)
 
@@ -122,7 +135,7 @@ class Outlet:
         """As `changelog`, for mutations of any size: as many record batches as they need, in one transaction."""
         headers = [(SOURCE_HEADER, marker.source.to_bytes(8, "big", signed=True))]
         items = [*mutations.items(), (MARKER_KEY, msgspec.json.encode(marker))]
-        made = transactional(self._bootstrap, self._prefix + topic, partition, self._max_request_bytes)
+        made = transactional(self._bootstrap, self._prefix + topic, partition, self.batch_bytes(topic))
         async with made as producer, producer.transaction():
             futures = []
             batch = producer.create_batch()
@@ -146,17 +159,6 @@ class Outlet:
         await self._producer.send_and_wait(
             self._prefix + "raw", value=b"", key=None, partition=partition, headers=[("kind", b"tick")]
         )
-
-
-def _append(batch: Any, emission: Emission) -> bool:
-    """Whether the emission found room; a batch that refuses it is as it was."""
-    headers = list(emission.headers)
-    return batch.append(timestamp=None, key=emission.key, value=emission.value, headers=headers) is not None
-
-
-def _size(emission: Emission) -> int:
-    headers = sum(len(name) + len(value) + 4 for name, value in emission.headers)
-    return len(emission.key or b"") + len(emission.value or b"") + headers + RECORD_OVERHEAD
 
 
 def partition_of(emission: Emission, partition: int, counts: Mapping[str, int]) -> int:

@@ -3,142 +3,230 @@
 The changelog holds record batches, each one chunk's mutations and marker, appended whole or not at all, and now and
 then a transaction in the same role; so the end offset is always the end of a chunk. A transaction that a killed worker
 left open is aborted first, and only what is committed is read. Reading is judged by the consumer's position, because
-compaction leaves holes.
-Every record carries the source offset of its chunk: per key the value with the highest one wins, so that a late writer
-cannot put an older value over a newer one, and what is not newer than the local marker is already contained.
-Derived keys are deleted and written anew by the stage, once, after the last record.
+compaction leaves holes. What is read goes to the database in batches, so that memory does not grow with the state; the
+position moves last, so that a crash in between begins again.
+
+- **Late writers.** Every record carries the source offset of its chunk, and per key the highest one wins. Read in the
+  log's order, sources rise, and the last value of a key is the newest. A record whose source is below one that was read
+  is of a late writer: it is kept aside, and a second reading shows whether its key has a newer value. What is not newer
+  than the local marker is contained.
+- **Old databases.** A tombstone is removed from the changelog some time after the cleaner has met it
+  (`delete.retention.ms`, 7 days). A database from before it would keep the deleted key for good. Neither clock nor
+  setting has to be trusted to notice: what the cleaner removes leaves a hole in the offsets. So a database goes on only
+  if from its position on no offset is missing; else it is emptied and restored from the beginning. (A transaction's end
+  takes an offset too and looks like a hole: right behind the last record it is known to be none.)
+- **Derived keys** are deleted and written anew by the stage, once, after the last record.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from headrace_core.errors import HeadraceError
+from headrace_core.changelog import MARKER_KEY, ChangelogError, Marker, source_of
 from headrace_core.stage import Stage
 from headrace_core.state import Overlay
-from headrace_streams.store import META_FAMILY, Marker, Position, RocksState
+from headrace_streams.store import META_FAMILY, WRITE_BATCH_RECORDS, Position, RocksState
 from headrace_streams.transactions import end_offset
+from headrace_streams.turns import Turns
 
 log = structlog.get_logger(__name__)
 
-MARKER_KEY = b"\xff\xffmarker"
-SOURCE_HEADER = "o"
 FETCH_BYTES = 4 * 1024 * 1024
+POLL_RECORDS = 5_000
 STUCK_S = 60.0
 
 
-class ChangelogError(HeadraceError):
-    """Changelog and local database cannot belong together, or the changelog cannot be read. Ends the process."""
-
-    code = "changelog"
+class Holes(Exception):
+    """Something between the position of the database and the end of the changelog is not there any more."""
 
 
-@dataclass
-class Delta:
-    """The newest values read from a changelog: `items` maps key to (source offset, value)."""
+class Loader:
+    """Takes the records of a changelog in order and writes the newest values to `state`, without its position."""
 
-    items: dict[bytes, tuple[int, bytes | None]]
-    marker: Marker
-    records: int = 0
+    def __init__(self, state: RocksState) -> None:
+        start = state.position
+        self.records = 0
+        self.keys = 0
+        """Items written, repeats of a key included."""
+        self.late: dict[bytes, tuple[int, bytes | None]] = {}
+        """Key to source offset and value, of records that came after newer ones."""
+        self._state = state
+        self._contained = start.marker.source
+        self._newest = start.marker.source
+        self._marker: bytes | None = None
+        self._before = start.marker
+        self._expected = start.changelog
+        self._whole = start.changelog > 0
+        self._batch: dict[bytes, bytes | None] = {}
 
-    def add(self, key: bytes, value: bytes | None, source: int) -> None:
-        """Take one record, if it is newer than what is known of its key."""
-        self.records += 1
-        if key == MARKER_KEY:
-            if value is not None and source > self.marker.source:
-                self.marker = msgspec.json.decode(value, type=Marker)
-            return
-        known = self.items.get(key)
-        if known is None or source >= known[0]:
-            self.items[key] = (source, value)
+    @property
+    def marker(self) -> Marker:
+        """The newest marker that was read, or the database's own."""
+        return self._before if self._marker is None else msgspec.json.decode(self._marker, type=Marker)
+
+    def take(self, records: Sequence[Any], end: int) -> None:
+        """Take records below the offset `end`. Raises Holes if the database is of use only without them."""
+        newest, contained, batch, late = self._newest, self._contained, self._batch, self.late
+        for record in records:
+            if record.offset >= end:
+                break
+            if record.offset != self._expected and self._whole:
+                raise Holes
+            self._expected = record.offset + 1
+            self.records += 1
+            source = source_of(record.headers)
+            if source <= contained:
+                continue
+            key, value = record.key, record.value
+            if source < newest:
+                if key != MARKER_KEY and source >= late.get(key, (-1, None))[0]:
+                    late[key] = (source, value)
+                continue
+            newest = source
+            if key != MARKER_KEY:
+                batch[key] = value
+            elif value is not None:
+                self._marker = value
+        self._newest = newest
+        if len(batch) >= WRITE_BATCH_RECORDS:
+            self.flush()
+
+    def ended(self, end: int) -> None:
+        """All was read. A hole of one offset at the end is that of a transaction's end."""
+        if self._whole and end - self._expected > 1:
+            raise Holes
+        self.flush()
+
+    def recheck(self, records: Sequence[Any], end: int) -> None:
+        """Second reading: a late value is dropped if its key has a newer one."""
+        for record in records:
+            if record.offset < end and record.key in self.late and source_of(record.headers) > self.late[record.key][0]:
+                del self.late[record.key]
+
+    def flush(self) -> None:
+        """Write what has been taken."""
+        self._state.load(self._batch)
+        self.keys += len(self._batch)
+        self._batch.clear()
+
+    def flush_late(self) -> None:
+        """Write the late values that are left."""
+        self._batch.update((key, value) for key, (_, value) in self.late.items())
+        self.flush()
 
 
-async def read_delta(bootstrap: str, tp: TopicPartition, start: Position) -> tuple[Delta, int]:
-    """Read `tp` from `start` to its end offset. Returns the delta and the end offset.
+class Changelog:
+    """One reader of a changelog partition, from offset to offset."""
 
-    Raises ChangelogError if the changelog ends before the position, or makes no progress for 60 s.
-    """
-    end = await end_offset(bootstrap, tp)
-    consumer = AIOKafkaConsumer(
+    def __init__(self, consumer: AIOKafkaConsumer, tp: TopicPartition) -> None:
+        self._consumer = consumer
+        self._tp = tp
+
+    async def first(self) -> int:
+        """The first offset that is there."""
+        return int((await self._consumer.beginning_offsets([self._tp]))[self._tp])
+
+    async def read(self, start: int, end: int) -> AsyncIterator[Sequence[Any]]:
+        """Records from `start` to the position `end`. Raises ChangelogError without progress for 60 s."""
+        consumer, tp = self._consumer, self._tp
+        consumer.seek(tp, start)
+        deadline = time.monotonic() + STUCK_S
+        while await consumer.position(tp) < end:
+            batches = await consumer.getmany(tp, timeout_ms=500)
+            if batches:
+                yield batches.get(tp, ())
+                deadline = time.monotonic() + STUCK_S
+                await asyncio.sleep(0)
+            elif time.monotonic() > deadline:
+                raise ChangelogError(f"{tp}: no progress at {await consumer.position(tp)} of {end}")
+
+
+def changelog_consumer(bootstrap: str) -> AIOKafkaConsumer:
+    """A consumer of what is committed, for reading in bulk."""
+    return AIOKafkaConsumer(
         bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest",
         isolation_level="read_committed",
-        max_partition_fetch_bytes=FETCH_BYTES, fetch_max_wait_ms=50, max_poll_records=20_000,
+        max_partition_fetch_bytes=FETCH_BYTES, fetch_max_wait_ms=50, max_poll_records=POLL_RECORDS,
     )  # fmt: skip
+
+
+@asynccontextmanager
+async def reading(bootstrap: str, tp: TopicPartition) -> AsyncIterator[Changelog]:
+    """A reader of what is committed."""
+    consumer = changelog_consumer(bootstrap)
     await consumer.start()
     try:
         consumer.assign([tp])
-        first = (await consumer.beginning_offsets([tp]))[tp]
-        if start.changelog > end:
-            raise ChangelogError(
-                f"{tp}: local position {start.changelog} is past the end {end}; is this another Kafka?"
-            )
-        delta = Delta({}, start.marker)
-        consumer.seek(tp, max(first, start.changelog))
-        await _drain(consumer, tp, end, start.marker.source, delta)
-        return delta, end
+        yield Changelog(consumer, tp)
     finally:
         await consumer.stop()
 
 
-async def _drain(consumer: AIOKafkaConsumer, tp: TopicPartition, end: int, contained: int, delta: Delta) -> None:
-    deadline = time.monotonic() + STUCK_S
-    while await consumer.position(tp) < end:
-        batches = await consumer.getmany(tp, timeout_ms=500)
-        for record in batches.get(tp, ()):
-            if record.offset >= end:
-                break
-            source = _source(record.headers)
-            if source > contained:
-                delta.add(record.key, record.value, source)
-        if batches:
-            deadline = time.monotonic() + STUCK_S
-        elif time.monotonic() > deadline:
-            raise ChangelogError(f"{tp}: no progress at {await consumer.position(tp)} of {end}")
+async def load(changelog: Changelog, state: RocksState, end: int) -> Loader:
+    """Bring the primary items of `state` up to `end`. Raises Holes (the module's theory), ChangelogError."""
+    loader, start, first = Loader(state), state.position.changelog, await changelog.first()
+    if 0 < start < first:
+        raise Holes
+    start = max(start, first)
+    async for records in changelog.read(start, end):
+        loader.take(records, end)
+    loader.ended(end)
+    if loader.late:
+        async for records in changelog.read(start, end):
+            loader.recheck(records, end)
+        loader.flush_late()
+    return loader
 
 
-def _source(headers: tuple[tuple[str, bytes], ...]) -> int:
-    for name, value in headers:
-        if name == SOURCE_HEADER:
-            return int.from_bytes(value, "big", signed=True)
-    raise ChangelogError("changelog record without source offset")
-
-
-def apply_delta(state: RocksState, stage: Stage, delta: Delta, end: int) -> None:
-    """Write the delta, derive the derived keys anew, and only then move the position."""
-    if delta.items:
-        state.load({key: value for key, (_, value) in delta.items.items()})
-        rederive(state, stage)
-    state.commit({}, Position(marker=delta.marker, changelog=end))
-
-
-def rederive(state: RocksState, stage: Stage) -> None:
+async def rederive(state: RocksState, stage: Stage) -> None:
     """Delete all derived families and let the stage write them from the primary items, in key order."""
     primary = set(stage.primary)
-    derived: dict[bytes, bytes | None] = {}
-    for family in range(META_FAMILY):
-        if family not in primary:
-            derived.update((key, None) for key, _ in state.scan(bytes([family]), bytes([family + 1])))
-    state.load(derived)
-    overlay = Overlay(state)
+    state.delete_families(family for family in range(META_FAMILY) if family not in primary)
+    overlay, turns = Overlay(state), Turns()
     for family in sorted(primary):
-        for key, value in state.scan(bytes([family]), bytes([family + 1])):
+        for number, (key, value) in enumerate(state.scan(bytes([family]), bytes([family + 1]))):
             stage.derive(overlay, key, value)
+            if number % WRITE_BATCH_RECORDS == WRITE_BATCH_RECORDS - 1:
+                state.load(overlay.mutations)
+                overlay = Overlay(state)
+            if turns.over():
+                await turns.give()
     state.load(overlay.mutations)
     stage.forget()
 
 
 async def restore(bootstrap: str, tp: TopicPartition, state: RocksState, stage: Stage) -> Mapping[str, float]:
-    """Bring `state` to the end of its changelog. Returns figures for the log line."""
+    """Bring `state` to the end of its changelog. Returns figures for the log line.
+
+    Raises ChangelogError if the changelog ends before the position, or cannot be read.
+    """
     started = time.monotonic()
-    delta, end = await read_delta(bootstrap, tp, state.position)
-    apply_delta(state, stage, delta, end)
+    end = await end_offset(bootstrap, tp)
+    if state.position.changelog > end:
+        raise ChangelogError(
+            f"{tp}: local position {state.position.changelog} is past the end {end}; is this another Kafka?"
+        )
+    async with reading(bootstrap, tp) as changelog:
+        try:
+            loader = await load(changelog, state, end)
+        except Holes:
+            log.warning("the changelog has lost records since the database was written, rebuilding it",
+                        topic=tp.topic, partition=tp.partition, position=state.position.changelog, end=end)  # fmt: skip
+            state.empty()
+            loader = await load(changelog, state, end)
+    if loader.keys:
+        await rederive(state, stage)
+    state.commit({}, Position(marker=loader.marker, changelog=end))
     seconds = time.monotonic() - started
-    figures = {"records": delta.records, "keys": len(delta.items), "end": end, "seconds": round(seconds, 3)}
-    log.info("restored", topic=tp.topic, partition=tp.partition, source=delta.marker.source, **figures)
+    figures = {"records": loader.records, "keys": loader.keys, "end": end, "seconds": round(seconds, 3),
+               "keys_per_s": round(loader.keys / seconds)}  # fmt: skip
+    log.info("restored", topic=tp.topic, partition=tp.partition, source=loader.marker.source, **figures)
     return figures

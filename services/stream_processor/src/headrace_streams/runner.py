@@ -17,31 +17,33 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from headrace_core.stage import Emission, Record, Stage
+from headrace_core.changelog import Marker
+from headrace_core.stage import Record, Stage
 from headrace_core.state import Overlay
 from headrace_streams import restore
 from headrace_streams.faults import INSIDE_TRANSACTION, Faults
 from headrace_streams.producer import Outlet, mutations_size
+from headrace_streams.reads import Reads
+from headrace_streams.sizes import REPLIES, Bounded, Outgoing
 from headrace_streams.stages import StageSpec
-from headrace_streams.store import Marker, Position, RocksState
+from headrace_streams.store import Position, RocksState
 from headrace_streams.turns import Turns
 
 log = structlog.get_logger(__name__)
 
-REPLIES = "replies"
 MAX_RESEEKS = 20
 OWNER_POLL_S = 0.2
 
 
 class Chunk(NamedTuple):
-    """Records of one partition as the consumer got them (aiokafka), and what to call when they are done with."""
+    """Records of one partition as the consumer got them, and what to call when they are done with."""
 
-    records: Sequence[Any]
+    records: Sequence[Record]
     ack: Callable[[], None]
 
 
@@ -72,6 +74,7 @@ class PartitionRunner:
         self.partition = partition
         self.stage: Stage = spec.make()
         self.state: RocksState | None = None
+        self._reads: Reads | None = None
         self.ready = False
         self.busy = False
         self.moved_at = time.monotonic()
@@ -151,6 +154,7 @@ class PartitionRunner:
         if self.state is None:
             self.state = RocksState(self._around.data_dir / self.spec.name / str(self.partition))
         self.stage.forget()
+        self._reads = Reads(self.state)
         changelog = TopicPartition(self._around.prefix + self.spec.changelog, self.partition)
         await restore.restore(self._around.bootstrap, changelog, self.state, self.stage)
         self.ready = True
@@ -187,7 +191,7 @@ class PartitionRunner:
     async def _take(self, chunk: Chunk) -> None:
         """Step 1, and what is to be done if the chunk does not begin right behind the marker."""
         done = self._position().marker.source
-        fresh = [_record(r) for r in chunk.records if r.offset > done]
+        fresh = [record for record in chunk.records if record.offset > done]
         if not fresh:
             return
         self.step = "1 skip"
@@ -222,62 +226,96 @@ class PartitionRunner:
     async def _apply_chunk(self, records: Sequence[Record]) -> None:
         """Steps 2 to 6; a chunk whose mutations do not fit one record batch is halved before step 3.
 
-        A single record whose mutations do not fit goes on: step 4 is then a transaction.
+        A single record whose mutations do not fit goes on: step 4 is then a transaction. A record with a mutation that
+        is too large by itself is refused (`sizes.py`), and is a chunk of its own.
         """
-        assert self.state is not None
-        overlay, emissions = await self._engine(records)
+        parts = [records]
+        while parts:
+            parts += reversed(await self._apply_part(parts.pop()))
+
+    async def _apply_part(self, records: Sequence[Record]) -> list[Sequence[Record]]:
+        """Apply all, or nothing: then what it has to be cut into, in order, is returned."""
+        overlay, outgoing, applied = await self._engine(records)
+        if overlay.too_large and len(records) > 1:
+            self.stage.forget()
+            return [
+                part for part in (records[:applied], records[applied : applied + 1], records[applied + 1 :]) if part
+            ]
+        if overlay.too_large:
+            self.stage.forget()
+            overlay, outgoing = self._refused(records[0], overlay.too_large)
         primary = {k: v for k, v in overlay.mutations.items() if k[0] in self.stage.primary}
         if len(records) > 1 and not self._fits(primary):
             self.stage.forget()
             middle = len(records) // 2
-            await self._apply_chunk(records[:middle])
-            await self._apply_chunk(records[middle:])
-            return
+            return [records[:middle], records[middle:]]
         self._around.faults.passed(2)
-        await self._make_durable(records, overlay, primary, emissions)
+        await self._make_durable(records, overlay, primary, outgoing)
+        return []
 
-    async def _engine(self, records: Sequence[Record]) -> tuple[Overlay, list[Emission]]:
-        """Step 2. The engine only sees the overlay; the loop gets its turn in between."""
-        assert self.state is not None
-        overlay = Overlay(self.state)
-        emissions: list[Emission] = []
+    def _overlay(self) -> Bounded:
+        assert self._reads is not None
+        return Bounded(self._reads.begin(), self.stage.primary, self._around.outlet.limits.room(self.spec.changelog))
+
+    def _refused(self, record: Record, size: int) -> tuple[Bounded, Outgoing]:
+        log.warning("record refused: too large for the changelog", stage=self.spec.name, partition=self.partition,
+                    offset=record.offset, size=size)  # fmt: skip
+        outgoing = Outgoing(self.stage.name, self._around.outlet.limits)
+        outgoing.refuse(record, size)
+        return self._overlay(), outgoing
+
+    async def _engine(self, records: Sequence[Record]) -> tuple[Bounded, Outgoing, int]:
+        """Step 2, up to a record that is to be refused; how many are before it. The engine only sees the overlay.
+
+        The loop gets its turn in between.
+        """
+        overlay, outgoing = self._overlay(), Outgoing(self.stage.name, self._around.outlet.limits)
         turns = Turns()
         self._reached("2 engine")
-        for record in records:
-            self.stage.apply(overlay, record, emissions.append)
+        for applied, record in enumerate(records):
+            before = len(outgoing.emissions)
+            self.stage.apply(overlay, record, outgoing.emissions.append)
+            if overlay.too_large:
+                return overlay, outgoing, applied
+            outgoing.check(record, before)
             if turns.over():
                 await turns.give()
                 self._reached("2 engine")
-        return overlay, emissions
+        return overlay, outgoing, len(records)
 
     async def _make_durable(
         self,
         records: Sequence[Record],
         overlay: Overlay,
         primary: dict[bytes, bytes | None],
-        emissions: list[Emission],
+        outgoing: Outgoing,
     ) -> None:
         assert self.state is not None
+        assert self._reads is not None
         around = self._around
         before = self.state.position.marker
         clock = max(before.clock, max(record.append_ms for record in records))
-        marker = Marker(source=records[-1].offset, clock=clock, epoch=around.epoch())
+        too_large, emissions = before.too_large + outgoing.too_large, outgoing.emissions
+        marker = Marker(source=records[-1].offset, clock=clock, epoch=around.epoch(), too_large=too_large)
         self._check_owner()
         self._reached("3 emissions")
-        await around.outlet.emit([e for e in emissions if e.topic != REPLIES], self.partition)
+        replies = [e for e in emissions if e.topic == REPLIES]
+        outputs = [e for e in emissions if e.topic != REPLIES] if replies else emissions
+        await around.outlet.emit(outputs, self.partition)
         around.faults.passed(3)
         self._check_owner()
         self._reached("4 changelog")
         end = await self._changelog(primary, marker)
         around.faults.passed(4)
         self.state.commit(overlay.mutations, Position(marker=marker, changelog=end))
+        self._reads.committed(overlay.mutations)
         self.moved_at = time.monotonic()
         around.faults.passed(5)
         self._reached("6 replies")
-        await around.outlet.emit([e for e in emissions if e.topic == REPLIES], self.partition)
+        await around.outlet.emit(replies, self.partition)
 
     def _fits(self, primary: dict[bytes, bytes | None]) -> bool:
-        return mutations_size(primary) <= self._around.outlet.max_batch_bytes
+        return mutations_size(primary) <= self._around.outlet.batch_bytes(self.spec.changelog)
 
     async def _changelog(self, primary: dict[bytes, bytes | None], marker: Marker) -> int:
         """Step 4. Returns the changelog offset behind it."""
@@ -292,7 +330,3 @@ class PartitionRunner:
         if not self._around.owns():
             self.stage.forget()
             raise Dropped
-
-
-def _record(raw: Any) -> Record:
-    return Record(raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, tuple(raw.headers))

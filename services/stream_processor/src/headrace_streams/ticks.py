@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
 from headrace_core.stage import FollowsClock, Stage
 from headrace_core.state import State
@@ -28,7 +29,8 @@ class Ticker:
         self._worker = worker
         self._outlet = outlet
         self._interval_s = tick_interval_ms / 1000
-        self.written = 0
+        self.written: Counter[int] = Counter()
+        """By partition."""
 
     async def run(self) -> None:
         """Until cancelled. An error ends the process."""
@@ -45,7 +47,7 @@ class Ticker:
         runners = list(self._worker.runners.values())
         for partition in sorted({r.partition for r in runners if self._needs_tick(r, now)}):
             await self._outlet.tick(partition)
-            self.written += 1
+            self.written[partition] += 1
 
     def _needs_tick(self, runner: PartitionRunner, now: float) -> bool:
         return (

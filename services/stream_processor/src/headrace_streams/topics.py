@@ -14,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from headrace_core.errors import HeadraceError
+from headrace_streams.sizes import DEAD_LETTER, LEAST_BYTES
 from headrace_streams.stages import StageSpec
 
 log = structlog.get_logger(__name__)
@@ -50,7 +51,7 @@ def topic_config(logical: str, max_message_bytes: int) -> dict[str, str]:
 
 def wanted(specs: Iterable[StageSpec]) -> list[str]:
     """Logical names of all topics of these stages, inputs first, each once."""
-    names = [name for spec in specs for name in ("raw", spec.input, *spec.outputs, spec.changelog)]
+    names = [name for spec in specs for name in ("raw", spec.input, *spec.outputs, DEAD_LETTER, spec.changelog)]
     return list(dict.fromkeys(names))
 
 
@@ -84,6 +85,30 @@ async def ensure(
         await admin.close()
 
 
+async def message_bytes(bootstrap: str, prefix: str, names: Sequence[str]) -> dict[str, int]:
+    """`max.message.bytes` of topics that are there, by logical name. Raises TopicError if one is too small to work."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        found = {name: int(await _setting(admin, prefix + name, "max.message.bytes")) for name in names}
+    finally:
+        await admin.close()
+    for name, size in found.items():
+        if size < LEAST_BYTES:
+            raise TopicError(f"{prefix}{name}: max.message.bytes is {size}, must be {LEAST_BYTES} or more")
+    return found
+
+
+async def _setting(admin: AIOKafkaAdminClient, topic: str, setting: str) -> str:
+    asked = ConfigResource(ConfigResourceType.TOPIC, topic, {setting: ""})
+    for response in await admin.describe_configs([asked]):
+        for _code, _message, _type, _name, entries in response.resources:
+            for name, value, *_ in entries:
+                if name == setting:
+                    return str(value)
+    raise TopicError(f"{topic}: the broker does not tell {setting}")
+
+
 async def _counts(admin: AIOKafkaAdminClient, topics: list[str]) -> dict[str, int]:
     described = await admin.describe_topics(topics)
     return {t["topic"]: len(t["partitions"]) for t in described if not t["error_code"] and t["partitions"]}
@@ -113,12 +138,9 @@ async def _all_visible(admin: AIOKafkaAdminClient, topics: list[str]) -> dict[st
 
 async def _check_time(admin: AIOKafkaAdminClient, topic: str) -> None:
     """The log's time is the broker's append time (`batching.md` 4.2, ADR 1)."""
-    asked = ConfigResource(ConfigResourceType.TOPIC, topic, {"message.timestamp.type": ""})
-    for response in await admin.describe_configs([asked]):
-        for _code, _message, _type, _name, entries in response.resources:
-            for name, value, *_ in entries:
-                if name == "message.timestamp.type" and value != "LogAppendTime":
-                    raise TopicError(f"{topic}: {name} is {value}, must be LogAppendTime")
+    value = await _setting(admin, topic, "message.timestamp.type")
+    if value != "LogAppendTime":
+        raise TopicError(f"{topic}: message.timestamp.type is {value}, must be LogAppendTime")
 
 
 def _check(prefix: str, names: Iterable[str], found: dict[str, int], count: int) -> None:

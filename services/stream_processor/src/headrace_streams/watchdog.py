@@ -10,6 +10,10 @@ Judging by the marker and the lag of one moment alone raised false alarms:
   the progress of one is that of all.
 - A process that did not run itself (SIGSTOP, a suspended machine): only time in which the watchdog ran counts, for
   each of its rounds 3 s at most.
+- A broker that is away. Seen: one stopped for a minute, and all workers ended just before it was back. Nobody makes
+  progress then, and another start would not either; so time counts a tenth while the group does not answer heartbeats.
+
+Before a partition has stalled, at half the time, `/healthz` fails and tells which.
 
 Before it ends the process it logs what each runner and the consumer are at, a line per partition, with the processor
 time of the process since the partition was last well: little of it tells a starved machine from a hanging one.
@@ -30,6 +34,7 @@ log = structlog.get_logger(__name__)
 
 ROUND_S = 0.25
 LATE_S = 3.0
+UNHEARD_WEIGHT = 0.1
 
 
 class Stalled(Exception):
@@ -65,7 +70,7 @@ class Watchdog:
 
     def look(self, now: float) -> None:
         """One round at `now` (monotonic s). Raises Stalled."""
-        self._ran += min(now - self._looked_at, LATE_S)
+        self._ran += min(now - self._looked_at, LATE_S) * (1 if self._worker.owns() else UNHEARD_WEIGHT)
         self._looked_at = now
         runners = list(self._worker.runners.values())
         newest = 0.0 if self._worker.flowing else max((runner.progress_at for runner in runners), default=0.0)
@@ -74,6 +79,10 @@ class Watchdog:
             if self._ran - well.at > self._stall_s:
                 self._tell(now)
                 raise Stalled(f"{runner.topic}-{runner.partition}: no progress for {self._stall_s} s at {runner.step}")
+
+    def slow(self, now: float) -> list[dict[str, Any]]:
+        """Partitions with lag and without progress for half the time of a stall, at `now` (monotonic s)."""
+        return [describe(runner, now) for runner, well in self._well.items() if self._ran - well.at > self._stall_s / 2]
 
     def _last_well(self, runner: PartitionRunner, progress_at: float) -> Well:
         known = self._well.get(runner)

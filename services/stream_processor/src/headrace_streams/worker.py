@@ -97,6 +97,7 @@ class Worker:
             if runner.ready and runner.state is not None:
                 stage: Stage = runner.spec.make()
                 rows += [(stage.name, runner.partition, n, v) for n, v in stage.gauges(runner.state).items()]
+                rows.append((stage.name, runner.partition, "too_large", runner.state.position.marker.too_large))
         return rows
 
     async def start(self) -> None:

@@ -12,7 +12,7 @@ from headrace_core.batching.config import BatchingConfig
 from headrace_core.batching.event_time import event_ms
 from headrace_core.batching.stage import BatchingStage
 from headrace_core.errors import ConfigError
-from headrace_core.stage import Emission, Record
+from headrace_core.stage import Emission, HasAges, Record
 from headrace_core.state import MemoryState
 from headrace_schemas import validator
 
@@ -179,3 +179,16 @@ def test_raised_receipt_times_messages_ahead_of_the_clock_and_ticks_are_counted(
     gauges = log.stage.gauges(log.state)
     assert {name: gauges[name] for name in ("raised", "ahead", "ticks")} == {"raised": 2, "ahead": 1, "ticks": 2}
     assert log.sum_holds()
+
+
+def test_the_age_of_the_oldest_open_batch_is_told_on_the_clock_of_the_log() -> None:
+    log = Log(window=50, timeout=100)
+    assert log.stage.ages(log.state) == {"oldest_open": 0}
+    log.feed(b'{"time": 0.1}', 110)
+    log.feed(b'{"time": 5}', 140)
+    assert log.stage.ages(log.state) == {"oldest_open": 30}
+    log.feed(b"", 210, kind=b"tick")
+    assert log.stage.ages(log.state) == {"oldest_open": 70}
+    log.feed(b"", 240, kind=b"tick")
+    assert log.stage.ages(log.state) == {"oldest_open": 0}
+    assert isinstance(log.stage, HasAges)

@@ -14,7 +14,7 @@ from headrace_core.registration.queries import answer
 from headrace_core.registration.routes import Request
 from headrace_core.registration.stage import RegistrationStage
 from headrace_core.registration.store import Store
-from headrace_core.stage import Emission, Record, header
+from headrace_core.stage import CountsRoots, Emission, HasAges, Record, header
 from headrace_core.state import MemoryState, Overlay
 
 
@@ -371,3 +371,34 @@ def test_a_registration_whose_pending_entry_is_damaged_does_not_wait_any_more() 
     assert log.stage.gauges(restored)["damaged"] == 2
     log.state = restored
     assert kinds(log.message("te/cell/a//", {"@type": "child-device"})) == [b"register"]
+
+
+def test_every_reason_of_a_message_is_told_from_the_start_and_reasons_are_counted_by_root() -> None:
+    log = Log(roots={"te": "main-dev", "other": "o"})
+    assert log.stage.gauges(log.state)["refused.id_in_use"] == 0
+    log.message("te/device/a//", {"@type": "child-device"}, at=10)
+    log.message("te/device/b//", {"@type": "child-device", "@id": "main-dev:device:a"}, at=20)
+    log.message("te/line/b///m/t", b"{}", at=30)
+    log.message("nobody/device/b//", b"{}", at=40)
+    gauges = log.stage.gauges(log.state)
+    assert (gauges["refused.id_in_use"], gauges["refused.invalid_topic"], gauges["pending"]) == (1, 1, 1)
+    roots = {name: value for root, name, value in log.stage.root_gauges(log.state) if root == "te"}
+    assert {name: value for name, value in roots.items() if value} == {
+        "entities.device": 1, "entities.child-device": 1, "dropped.id_in_use": 1, "pending": 1, "telemetry": 1,
+        "telemetry_bytes": 17, "idle": 1,
+    }  # fmt: skip
+    assert {root for root, *_ in log.stage.root_gauges(log.state)} == {"te"}
+    assert isinstance(log.stage, HasAges)
+    assert isinstance(log.stage, CountsRoots)
+
+
+def test_the_age_of_the_oldest_pending_entity_is_told_on_the_clock_of_the_log() -> None:
+    log = Log()
+    assert log.stage.ages(log.state) == {"oldest_pending": 0}
+    log.message("te/line/b///m/t", b"{}", at=30)
+    log.message("te/line/c///m/t", b"{}", at=50)
+    assert log.stage.ages(log.state) == {"oldest_pending": 20}
+    log.message("te/line/b//", {"@type": "child-device"}, at=70)
+    assert log.stage.ages(log.state) == {"oldest_pending": 20}
+    log.message("te/line/c//", {"@type": "child-device"}, at=90)
+    assert log.stage.ages(log.state) == {"oldest_pending": 0}
