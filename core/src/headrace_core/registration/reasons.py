@@ -55,6 +55,7 @@ TABLE: Mapping[str, Reason] = {
     "timeout": Reason(None, 504),
 }
 LOST = frozenset(name for name, row in TABLE.items() if row.kind == "L")
+DISCARDED = frozenset(name for name, row in TABLE.items() if row.kind == "D")
 HTTP_STATUS = {name: row.http for name, row in TABLE.items() if row.http is not None}
 """Status of each reason that an answer can have."""
 OUTCOMES = {"R": "refused", "L": "lost", "D": "discarded"}
