@@ -11,7 +11,8 @@ from bench.engines.measure import Figure, chunks, floor_rate, rated, run_stage
 from headrace_core.batching.config import BatchingConfig
 from headrace_core.batching.engine import Batcher
 from headrace_core.batching.messages import Message
-from headrace_core.batching.stage import BatchingStage, readable
+from headrace_core.batching.payload import readable
+from headrace_core.batching.stage import BatchingStage
 from headrace_core.stage import Record
 from headrace_core.state import MemoryState, Overlay
 

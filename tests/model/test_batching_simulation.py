@@ -1,4 +1,4 @@
-"""Crashes at every step, other chunks and lost stores change no output and no state of the batching stage."""
+"""Crashes at every step, other chunks, late writers and lost stores change no output and no state of batching."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_crashes_change_neither_outputs_nor_state(seed: int) -> None:
     stage = BatchingStage(CONFIG)
     for record in records:
         stage.apply(plain, record, outputs.append)
-    crashed = Simulation(lambda: BatchingStage(CONFIG), records, seed).run()
+    crashed = Simulation(lambda: BatchingStage(CONFIG), records, seed, late_writers=True).run()
     assert crashed.crashes > 10
     assert crashed.distinct() == [(e.topic, dict(e.headers)["id"], e.value) for e in outputs]
     assert crashed.store.snapshot() == plain.snapshot()

@@ -76,7 +76,7 @@ def test_crashes_change_neither_outputs_nor_state(seed: int) -> None:
     stage = RegistrationStage(CONFIG)
     for record in records:
         stage.apply(plain, record, outputs.append)
-    crashed = Simulation(lambda: RegistrationStage(CONFIG), records, seed).run()
+    crashed = Simulation(lambda: RegistrationStage(CONFIG), records, seed, late_writers=True).run()
     assert crashed.crashes > 10
     assert crashed.distinct() == [(e.topic, header(e.headers, "id"), e.value) for e in outputs]
     assert crashed.store.snapshot() == plain.snapshot()

@@ -236,7 +236,7 @@ def test_crashes_change_neither_outputs_nor_state(seed: int) -> None:
     auditor = audit(records, outputs)
     seen = ("grant", "wait", "replay", "extend", "release", "complete", "move", "cancel")
     assert len(records) < 5_000 or all(auditor.checked.get(what, 0) > 5 for what in seen), auditor.checked
-    crashed = Simulation(lambda: TimelineStage(SETTINGS), records, seed).run()
+    crashed = Simulation(lambda: TimelineStage(SETTINGS), records, seed, late_writers=True).run()
     assert crashed.crashes > 10
     assert crashed.distinct() == [(e.topic, header(e.headers, "id"), e.value) for e in outputs]
     assert crashed.store.snapshot() == plain.snapshot()
@@ -303,7 +303,7 @@ def test_a_time_buffer_keeps_the_order_and_emits_once(seed: int) -> None:
     emitted = [header(e.headers, "tl-source") for e in outputs if e.topic == "out"]
     assert len(emitted) == len(set(emitted)) > 0
     in_time_and_order(records, [e for e in outputs if e.topic == "out"])
-    crashed = Simulation(lambda: TimelineStage(settings), records, seed).run()
+    crashed = Simulation(lambda: TimelineStage(settings), records, seed, late_writers=True).run()
     assert crashed.distinct() == [(e.topic, header(e.headers, "id"), e.value) for e in outputs]
     assert crashed.store.snapshot() == plain.snapshot()
     gauges = stage.gauges(plain)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from headrace_api.replica import MARKER_KEY, Change
+from headrace_api.replica import Change
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.registration.stage import RegistrationStage
-from headrace_core.stage import Emission, Record
-from headrace_core.state import MemoryState, Overlay
+from headrace_core.stage import Record
+from headrace_core.state import MemoryState
+from tests.support.late_writers import Writer
 
 
 def message(offset: int, at: int, topic: str, payload: Any, partition: int = 0) -> Record:
@@ -20,29 +21,11 @@ def message(offset: int, at: int, topic: str, payload: Any, partition: int = 0) 
     return Record(partition, offset, at, topic.partition("/")[0].encode(), value, headers)
 
 
-class Owner:
-    """The owner of a partition: its state, and the groups that its chunks append."""
+class Owner(Writer):
+    """The owner of a partition of registration: its state, and the groups that its chunks append."""
 
     def __init__(self, config: RegistrationConfig, state: MemoryState | None = None) -> None:
-        self.stage = RegistrationStage(config)
-        self.state = state or MemoryState()
-
-    def chunk(
-        self, records: Iterable[Record], emit: Callable[[Emission], None] = lambda _: None
-    ) -> list[tuple[bytes, bytes | None, int]]:
-        """Apply one chunk; returns its group: (key, value, source)."""
-        overlay = Overlay(self.state)
-        last = -1
-        for record in records:
-            self.stage.apply(overlay, record, emit)
-            last = record.offset
-        for key, value in overlay.mutations.items():
-            if value is None:
-                self.state.delete(key)
-            else:
-                self.state.put(key, value)
-        primary = [(k, v, last) for k, v in overlay.mutations.items() if k[0] in self.stage.primary]
-        return [*primary, (MARKER_KEY, b"{}", last)]
+        super().__init__(RegistrationStage(config), state)
 
 
 def changes(groups: Iterable[list[tuple[bytes, bytes | None, int]]], start: int = 0) -> list[Change]:

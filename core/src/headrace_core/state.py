@@ -6,15 +6,15 @@ Keys start with one family byte; integers in keys are big-endian, so that time i
 Implementations: `MemoryState` (tests, simulation, benches), `Overlay` (one chunk's writes over another state,
 `streams.md` 2.2) and the RocksDB store of the stream processor.
 
-Order is made when it is asked for: a new key goes into a set of its family, and a scan sorts it in. So a family that is
-only read key by key (counters, identities) never pays for order.
+Order is made when it is asked for. A family gets its sorted keys with the first scan of it; from then on a new key
+goes into a set, and the next scan sorts it in. So a family that is only read key by key (counters, identities) never
+pays for order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Protocol
 
@@ -32,7 +32,7 @@ class State(Protocol):
 
 def first(state: State, start: bytes, stop: bytes) -> Item | None:
     """The first item with `start <= key < stop`, or None."""
-    if isinstance(state, Overlay | MemoryState):
+    if isinstance(state, IN_MEMORY):
         return state.first(start, stop)
     return next(iter(state.scan(start, stop)), None)
 
@@ -59,8 +59,8 @@ class SortedKeys:
 
     __slots__ = ("_blocks", "_count", "_firsts", "fresh")
 
-    def __init__(self) -> None:
-        self.fresh: set[bytes] = set()
+    def __init__(self, keys: Iterable[bytes] = ()) -> None:
+        self.fresh = set(keys)
         self._blocks: list[list[bytes]] = []
         self._firsts: list[bytes] = []
         self._count = 0
@@ -109,16 +109,28 @@ class SortedKeys:
         return found if found < stop else None
 
     def _sort_in(self) -> None:
-        """Few new keys are put in one by one, many by sorting all: O(log n) a key either way."""
-        if len(self.fresh) * 8 > self._count:
-            keys = sorted([key for block in self._blocks for key in block] + sorted(self.fresh))
-            self._blocks = [keys[at : at + BLOCK_KEYS] for at in range(0, len(keys), BLOCK_KEYS)]
-            self._firsts = [block[0] for block in self._blocks]
+        """Keys above all others are appended, a few are put in one by one, many by sorting all: O(log n) a key."""
+        fresh = sorted(self.fresh)
+        if not self._blocks or fresh[0] > self._blocks[-1][-1]:
+            self._append(fresh)
+        elif len(fresh) * 8 > self._count:
+            keys = sorted([key for block in self._blocks for key in block] + fresh)
+            self._blocks, self._firsts = [], []
+            self._append(keys)
         else:
-            for key in self.fresh:
+            for key in fresh:
                 self._insert(key)
-        self._count += len(self.fresh)
+        self._count += len(fresh)
         self.fresh.clear()
+
+    def _append(self, keys: list[bytes]) -> None:
+        """Keys in order, above all that are there; the last block is filled up first."""
+        room = max(0, BLOCK_KEYS - len(self._blocks[-1])) if self._blocks else 0
+        if room:
+            self._blocks[-1] += keys[:room]
+        for at in range(room, len(keys), BLOCK_KEYS):
+            self._blocks.append(keys[at : at + BLOCK_KEYS])
+            self._firsts.append(keys[at])
 
     def _insert(self, key: bytes) -> None:
         at = max(0, bisect_left(self._firsts, key) - 1)
@@ -130,24 +142,39 @@ class SortedKeys:
             self._firsts[at : at + 1] = [block[0], block[BLOCK_KEYS]]
 
 
-class Families(defaultdict[int, SortedKeys]):
-    """Sorted keys by family byte."""
+class Families:
+    """Sorted keys, by family byte, of the families that a scan has asked for.
 
-    def __init__(self) -> None:
-        super().__init__(SortedKeys)
+    `items` are all items of the state; a value of None is no item. The owner tells a family in `ordered` of new keys
+    (`fresh`) and removed ones; to all others it need say nothing.
+    """
+
+    __slots__ = ("_items", "ordered")
+
+    def __init__(self, items: Mapping[bytes, bytes | None]) -> None:
+        self._items = items
+        self.ordered: dict[int, SortedKeys] = {}
 
     def between(self, start: bytes, stop: bytes) -> Iterator[bytes]:
         """Keys with `start <= key < stop`, lazily."""
         if in_one_family(start, stop):
-            return self[start[0]].between(start, stop) if start[0] in self else iter(())
-        families = [self[family] for family in sorted(self) if start[:1] <= bytes([family]) < stop]
-        return chain.from_iterable(keys.between(start, stop) for keys in families)
+            return self._family(start[0]).between(start, stop)
+        families = sorted({key[0] for key in self._items})
+        within = [family for family in families if start[:1] <= bytes([family]) < stop]
+        return chain.from_iterable(self._family(family).between(start, stop) for family in within)
 
     def first(self, start: bytes, stop: bytes) -> bytes | None:
         """The first of `between`."""
         if in_one_family(start, stop):
-            return self[start[0]].first(start, stop) if start[0] in self else None
+            return self._family(start[0]).first(start, stop)
         return next(self.between(start, stop), None)
+
+    def _family(self, family: int) -> SortedKeys:
+        keys = self.ordered.get(family)
+        if keys is None:
+            there = (key for key, value in self._items.items() if key[0] == family and value is not None)
+            keys = self.ordered[family] = SortedKeys(there)
+        return keys
 
 
 def in_one_family(start: bytes, stop: bytes) -> bool:
@@ -160,36 +187,37 @@ def in_one_family(start: bytes, stop: bytes) -> bool:
 class MemoryState:
     """A state in memory. A key costs O(log n) once its family is scanned, O(1) before."""
 
-    __slots__ = ("_keys", "_values")
+    __slots__ = ("_keys", "_values", "get")
+
+    get: Callable[[bytes], bytes | None]
 
     def __init__(self, items: Mapping[bytes, bytes] | None = None) -> None:
-        self._values: dict[bytes, bytes] = {}
-        self._keys = Families()
-        for key, value in (items or {}).items():
-            self.put(key, value)
-
-    def get(self, key: bytes, /) -> bytes | None:
-        return self._values.get(key)
+        self._values: dict[bytes, bytes] = dict(items or {})
+        self._keys = Families(self._values)
+        self.get = self._values.get
 
     def put(self, key: bytes, value: bytes, /) -> None:
-        if key not in self._values:
-            self._keys[key[0]].fresh.add(key)
+        keys = self._keys.ordered.get(key[0])
+        if keys is not None and key not in self._values:
+            keys.fresh.add(key)
         self._values[key] = value
 
     def delete(self, key: bytes, /) -> None:
         if self._values.pop(key, None) is not None:
-            self._keys[key[0]].remove(key)
+            keys = self._keys.ordered.get(key[0])
+            if keys is not None:
+                keys.remove(key)
 
     def commit(self, mutations: Mapping[bytes, bytes | None]) -> None:
         """Take the writes of a chunk; None = deleted."""
-        values, families = self._values, self._keys
+        values, ordered = self._values, self._keys.ordered
         for key, value in mutations.items():
             if value is None:
-                if values.pop(key, None) is not None:
-                    families[key[0]].remove(key)
+                if values.pop(key, None) is not None and key[0] in ordered:
+                    ordered[key[0]].remove(key)
             else:
-                if key not in values:
-                    families[key[0]].fresh.add(key)
+                if key[0] in ordered and key not in values:
+                    ordered[key[0]].fresh.add(key)
                 values[key] = value
 
     def scan(self, start: bytes, stop: bytes, /) -> Iterator[Item]:
@@ -209,13 +237,14 @@ class MemoryState:
 class Overlay:
     """The writes of one chunk over `base`, which stays as it is until the chunk is durable."""
 
-    __slots__ = ("_base", "_held", "_keys", "_written")
+    __slots__ = ("_base", "_below", "_held", "_keys", "_written")
 
     def __init__(self, base: State) -> None:
         self._base = base
-        self._keys = Families()
-        """Own keys that have a value."""
+        self._below = base.get
         self._written: dict[bytes, bytes | None] = {}
+        self._keys = Families(self._written)
+        """Own keys that have a value."""
         self._held: list[Callable[[], None]] = []
 
     def hold(self, settle: Callable[[], None]) -> None:
@@ -232,16 +261,18 @@ class Overlay:
     def get(self, key: bytes, /) -> bytes | None:
         if key in self._written:
             return self._written[key]
-        return self._base.get(key)
+        return self._below(key)
 
     def put(self, key: bytes, value: bytes, /) -> None:
-        if self._written.get(key) is None:
-            self._keys[key[0]].fresh.add(key)
+        keys = self._keys.ordered.get(key[0])
+        if keys is not None and self._written.get(key) is None:
+            keys.fresh.add(key)
         self._written[key] = value
 
     def delete(self, key: bytes, /) -> None:
-        if self._written.get(key) is not None:
-            self._keys[key[0]].remove(key)
+        keys = self._keys.ordered.get(key[0])
+        if keys is not None and self._written.get(key) is not None:
+            keys.remove(key)
         self._written[key] = None
 
     def scan(self, start: bytes, stop: bytes, /) -> Iterator[Item]:
@@ -274,3 +305,6 @@ class Overlay:
         value = self._written[key]
         assert value is not None, f"{key!r} is among the own keys without a value"
         return value
+
+
+IN_MEMORY = (MemoryState, Overlay)

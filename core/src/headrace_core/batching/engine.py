@@ -9,8 +9,10 @@ window]`; a batch put out before an older deadline; a clock that falls.
 Cost: a message is O(log k) in the open batches of its source and O(1) in the history. Nothing is scanned as a whole but
 what is due, and the history is trimmed from its old end.
 
-What is read once and written once a chunk: the clock and the open batches that were joined (`_joined`). `settle`
-writes it back; so the state after a chunk is the same however it was cut.
+What is read once and written once a chunk: the clock, the open batches that took a message (`_open`), the windows of
+their sources, and what is new in the indexes. `settle` writes it back; so the state after a chunk is the same however
+it was cut. Its writes hold every primary item that another cut would have written, as deleted if it has come and gone
+since: a late writer may have put it into the changelog, and only a newer record of the key outdoes that (streams.md 5).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from headrace_core.batching.ahead import BEFORE_ALL, NEVER, Ahead
 from headrace_core.batching.config import BatchingConfig
 from headrace_core.batching.keys import PAGE, Clock, Open, Page
 from headrace_core.batching.messages import Batch, Cause, Close, Member, Message, Reason, Rejected
-from headrace_core.state import State, first, hold
+from headrace_core.batching.windows import Windows
+from headrace_core.state import State, hold
 
 Output = Batch | Rejected
 
@@ -34,7 +37,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _clock = msgspec.msgpack.Decoder(Clock).decode
 _open = msgspec.msgpack.Decoder(Open).decode
 _page = msgspec.msgpack.Decoder(Page).decode
-_identities = msgspec.msgpack.Decoder(list[bytes]).decode
+_identities = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+"""The keys of identities: each as it is encoded alone."""
 _event_ms = attrgetter("event_ms")
 
 
@@ -50,15 +54,16 @@ class Batcher:
     def __init__(self, state: State, config: BatchingConfig) -> None:
         self._state = state
         self._config = config
+        self._horizon = config.horizon
+        self._skew, self._lateness = config.max_future_skew, config.max_lateness
         raw = state.get(keys.CLOCK)
         self._written = Clock(BEFORE_ALL) if raw is None else _clock(raw)
         self._now_ms, self._batches = self._written.now_ms, self._written.batches
-        self._deadlines = Ahead(state, b"d")
-        self._history = Ahead(state, b"x")
-        self._latest: dict[str, Open] = {}
-        """Per source, the open batch that took a message last."""
-        self._joined: dict[int, tuple[str, Open]] = {}
-        """By number: source and batch, newer than in the state."""
+        self._deadlines = Ahead(state, keys.DUE)
+        self._history = Ahead(state, keys.FORGET)
+        self._windows = Windows(state)
+        self._open: dict[int, Open] = {}
+        """By number: batches that are newer than in the state."""
         self.opened: dict[Cause, int] = dict.fromkeys(Cause, 0)
         self.forgotten = self.raised = self.ahead = 0
         self._held = hold(state, self.settle)
@@ -66,16 +71,18 @@ class Batcher:
     def message(self, message: Message, receipt_ms: int) -> list[Output]:
         """A readable message received at `receipt_ms`. Returns what fell due, then a rejection if there is one."""
         outputs = self._advance(receipt_ms)
-        identity = None
-        if keys.LOWEST_MS <= message.event_ms <= keys.HIGHEST_MS:  # else no key can hold it, 6.3
-            identity = keys.identity_key(message.source, message.event_ms, message.type)
-        reason = Reason.INVALID if identity is None else self._refusal(message, identity)
+        event_ms = message.event_ms
+        if keys.LOWEST_MS <= event_ms <= keys.HIGHEST_MS:
+            identity = keys.identity_key(message.source, event_ms, message.type)
+            reason = self._refusal(event_ms, identity)
+            if reason is None:
+                self.ahead += event_ms > self._now_ms
+                self._take(message, identity)
+        else:  # no key can hold it, 6.3
+            reason = Reason.INVALID
         if reason is not None:
             outputs.append(Rejected(reason))
-        elif identity is not None:
-            self.ahead += message.event_ms > self._now_ms
-            self._take(message, identity)
-        return self._end(outputs)
+        return outputs if self._held else self._end(outputs)
 
     def unreadable(self, receipt_ms: int) -> list[Output]:
         """A record that holds no readable message: it moves the clock (6.3)."""
@@ -88,7 +95,7 @@ class Batcher:
     def flush(self, receipt_ms: int) -> list[Output]:
         """Due batches, then all others by deadline and opening, closed at the clock (8)."""
         outputs = self._advance(receipt_ms)
-        outputs += [self._close(batch, self._now_ms, Close.FLUSH) for _, batch in self._deadlines.take(NEVER)]
+        outputs += [self._close(number, self._now_ms, Close.FLUSH) for _, number, _ in self._deadlines.take(NEVER)]
         return self._end(outputs)
 
     def next_due(self) -> int | None:
@@ -101,9 +108,11 @@ class Batcher:
         if clock != self._written:
             self._state.put(keys.CLOCK, _encode(clock))
             self._written = clock
-        for source, batch in self._joined.values():
-            self._state.put(keys.open_key(source, batch.from_ms, batch.number), _encode(batch))
-        self._joined.clear()
+        for number, batch in self._open.items():
+            self._state.put(keys.open_key(number), _encode(batch))
+        self._open.clear()
+        for held in (self._windows, self._deadlines, self._history):
+            held.settle()
 
     def _end(self, outputs: list[Output]) -> list[Output]:
         if not self._held:
@@ -126,50 +135,35 @@ class Batcher:
     def _due(self) -> list[Batch]:
         """6.2: every batch whose deadline is at or before the clock, by deadline, then by opening."""
         due = self._deadlines.take(self._now_ms + 1)
-        return [self._close(batch, keys.number_of(key[1:9]), Close.TIMEOUT) for key, batch in due]
+        return [self._close(number, deadline_ms, Close.TIMEOUT) for deadline_ms, number, _ in due]
 
-    def _refusal(self, message: Message, identity: bytes) -> Reason | None:
+    def _refusal(self, event_ms: int, identity: bytes) -> Reason | None:
         """6.4, then 6.5; a message exactly at a limit is accepted. What is forgotten (7) is not in the state."""
         if self._state.get(identity) is not None:
             return Reason.DUPLICATE
-        skew, lateness = self._config.max_future_skew, self._config.max_lateness
-        if skew is not None and message.event_ms > self._now_ms + skew:
+        if self._skew is not None and event_ms > self._now_ms + self._skew:
             return Reason.FUTURE
-        if lateness is not None and message.event_ms < self._now_ms - lateness:
+        if self._lateness is not None and event_ms < self._now_ms - self._lateness:
             return Reason.LATE
         return None
 
     def _take(self, message: Message, identity: bytes) -> None:
         """6.6 to 6.8."""
-        batch, newest = self._covering(message)
-        cause = Cause.NEW if batch is None else self._obstacle(message, batch)
-        if batch is not None and cause is not None:  # 6.7: it ends where the newcomer begins; what is in it stays
+        number = self._windows.covering(message.source, message.event_ms)
+        if number is None:
+            batch, cause = self._begin(message, Cause.NEW), None
+        else:
+            batch = self._open.get(number) or self._read(number)
+            cause = self._obstacle(message, batch)
+        if cause is not None:  # 6.7: the old one ends where the newcomer begins; what is in it stays
+            self._windows.cut(batch.source, batch.window, message.event_ms)
             batch.until_ms = message.event_ms
-            self._joined[batch.number] = message.source, batch
-        if batch is None or cause is not None:
-            batch = self._begin(message, newest=newest)
-            self.opened[cause or Cause.NEW] += 1
-        self._add(message, identity, batch)
-
-    def _covering(self, message: Message) -> tuple[Open | None, bool]:
-        """The open batch of the source whose window covers the event time; windows are disjoint, so the nearest.
-
-        The second value: it is known that no open window of the source begins after the event time.
-        """
-        latest = self._latest.get(message.source)
-        if latest is not None and latest.from_ms <= message.event_ms < latest.until_ms:
-            return latest, False
-        prefix = b"b" + keys.named(message.source)
-        at, end = prefix + keys.falling(message.event_ms), keys.after(prefix)
-        found = first(self._state, prefix, end)
-        newest = found is None or found[0] >= at
-        if not newest:
-            found = first(self._state, at, end)
-        if found is None:
-            return None, newest
-        joined = self._joined.get(keys.number_of_open(found[0]))
-        batch = _open(found[1]) if joined is None else joined[1]
-        return (batch if message.event_ms < batch.until_ms else None), newest
+            batch = self._begin(message, cause)
+        if len(batch.last) == PAGE:
+            self._turn_page(batch)
+        batch.last.append(Member(message.type, message.event_ms, self._now_ms, message.value))
+        batch.size += len(message.value)
+        self._state.put(identity, b"")
 
     def _obstacle(self, message: Message, batch: Open) -> Cause | None:
         """What keeps the message out of the batch that covers it (6.7); None: it joins (6.6)."""
@@ -178,72 +172,61 @@ class Batcher:
                 return Cause.CONFLICT
         if batch.pages and self._state.get(keys.type_key(batch.number, message.type)) is not None:
             return Cause.CONFLICT
-        full = batch.members >= batch.max_members or batch.size + len(message.value) > batch.max_bytes
+        members = batch.pages * PAGE + len(batch.last)
+        full = members >= batch.max_members or batch.size + len(message.value) > batch.max_bytes
         return Cause.FULL if full else None
 
-    def _begin(self, message: Message, *, newest: bool) -> Open:
+    def _begin(self, message: Message, cause: Cause) -> Open:
         """6.8: `[t, t + window]`, cut short by the lowest open `from` above `t`."""
-        until_ms, from_ms = message.event_ms + self._config.window + 1, message.event_ms
-        if not newest:
-            prefix = b"a" + keys.named(message.source)
-            above = first(self._state, prefix + keys.rising(from_ms + 1), keys.after(prefix))
-            if above is not None:
-                until_ms = min(until_ms, keys.number_of(above[0][len(prefix) : len(prefix) + 8]))
-        batch = Open(
-            number=self._batches,
+        config, from_ms, number = self._config, message.event_ms, self._batches
+        until_ms, above_ms = from_ms + config.window + 1, self._windows.above(message.source, from_ms)
+        if above_ms is not None and above_ms < until_ms:
+            until_ms = above_ms
+        batch = self._open[number] = Open(
+            source=message.source,
+            number=number,
             from_ms=from_ms,
             until_ms=until_ms,
             opened_ms=self._now_ms,
-            deadline_ms=self._now_ms + self._config.timeout,
+            deadline_ms=self._now_ms + config.timeout,
             type=message.type,
-            max_members=self._config.max_members,
-            max_bytes=self._config.max_batch_bytes,
-            horizon=self._config.horizon,
+            max_members=config.max_members,
+            max_bytes=config.max_batch_bytes,
+            horizon=self._horizon,
         )
         self._batches += 1
-        key = keys.open_key(message.source, from_ms, batch.number)
-        self._state.put(key, b"")  # its place; the value follows when it is settled
-        self._state.put(keys.above_key(message.source, from_ms, batch.number), b"")
-        self._deadlines.put(keys.due_key(batch.deadline_ms, batch.number), key)
+        self.opened[cause] += 1
+        self._windows.open(message.source, batch.window)
+        self._deadlines.put(batch.deadline_ms, number, b"")
         return batch
 
-    def _add(self, message: Message, identity: bytes, batch: Open) -> None:
-        if len(batch.last) == PAGE:
-            self._turn_page(message.source, batch)
-        batch.last.append(Member(message.type, message.event_ms, self._now_ms, message.value))
-        batch.size += len(message.value)
-        self._state.put(identity, b"")
-        if batch.number not in self._joined:
-            self._joined[batch.number] = message.source, batch
-        self._latest[message.source] = batch
+    def _read(self, number: int) -> Open:
+        """An open batch that is not in memory; it is about to change."""
+        key = keys.open_key(number)
+        raw = self._state.get(key)
+        assert raw is not None, f"an open batch that is not there: {key!r}"
+        batch = self._open[number] = _open(raw)
+        return batch
 
-    def _turn_page(self, source: str, batch: Open) -> None:
+    def _turn_page(self, batch: Open) -> None:
         """Put the last members where they are not rewritten any more (12)."""
-        self._state.put(keys.page_key(batch.number, batch.pages), _encode(Page(source, batch.last)))
+        self._state.put(keys.page_key(batch.number, batch.pages), _encode(Page(batch.source, batch.last)))
         for member in batch.last:
             self._state.put(keys.type_key(batch.number, member.type), b"")
         batch.pages += 1
         batch.last = []
 
-    def _close(self, key: bytes, closed_ms: int, close: Close) -> Batch:
+    def _close(self, number: int, closed_ms: int, close: Close) -> Batch:
         """Put the batch out and remember its identities (7, 9), by the settings of its opening (3)."""
-        number = keys.number_of_open(key)
-        source, batch = self._joined.pop(number) if number in self._joined else self._read(key)
-        latest = self._latest.get(source)
-        if latest is not None and latest.number == number:
-            del self._latest[source]
-        members = self._taken_out(batch)
-        identities = [keys.identity_key(source, member.event_ms, member.type) for member in members]
-        self._history.put(keys.forget_key(closed_ms + batch.horizon, number), _encode(identities))
-        self._state.delete(key)
-        self._state.delete(keys.above_key(source, batch.from_ms, number))
+        batch = self._open.get(number) or self._read(number)
+        del self._open[number]
+        source, members = batch.source, self._taken_out(batch)
+        identities = _encode([(source, member.event_ms, member.type) for member in members])
+        self._history.put(closed_ms + batch.horizon, number, identities)
+        self._windows.close(source, batch.window)
+        self._state.delete(keys.open_key(number))  # though this chunk may have opened it, see above
         id_ = batch_id(source, batch.type, batch.from_ms, batch.opened_ms)
         return Batch(id_, source, batch.from_ms, batch.opened_ms, closed_ms, close, tuple(members))
-
-    def _read(self, key: bytes) -> tuple[str, Open]:
-        raw = self._state.get(key)
-        assert raw is not None, f"a deadline without its batch: {key!r}"
-        return keys.source_of(key), _open(raw)
 
     def _taken_out(self, batch: Open) -> list[Member]:
         """The members by event time, then by arrival (9)."""
@@ -262,20 +245,24 @@ class Batcher:
 
     def _forget(self) -> None:
         """7: the history is trimmed from its old end, `closed_at + horizon < clock`."""
-        for _, value in self._history.take(self._now_ms):
-            for identity in _identities(value):
-                self._state.delete(identity)
-                self.forgotten += 1
+        delete = self._state.delete
+        for _, _, value in self._history.take(self._now_ms):
+            identities = _identities(value)
+            for identity in identities:
+                delete(bytes(identity))
+            self.forgotten += len(identities)
 
 
 def derive(state: State, key: bytes, value: bytes) -> None:
     """Write the derived keys of one primary item (see `keys`)."""
     match key[:1]:
         case b"b":
-            source, batch = keys.source_of(key), _open(value)
-            state.put(keys.above_key(source, batch.from_ms, batch.number), b"")
-            state.put(keys.due_key(batch.deadline_ms, batch.number), key)
-            _know(state, source, batch.last)
+            batch = _open(value)
+            windows = Windows(state)
+            windows.open(batch.source, batch.window)
+            windows.settle()
+            state.put(keys.timed_key(keys.DUE, batch.deadline_ms, batch.number), b"")
+            _know(state, batch.source, batch.last)
         case b"m":
             page = _page(value)
             _know(state, page.source, page.members)
@@ -283,7 +270,7 @@ def derive(state: State, key: bytes, value: bytes) -> None:
                 state.put(keys.type_key(keys.number_of(key[1:9]), member.type), b"")
         case b"x":
             for identity in _identities(value):
-                state.put(identity, b"")
+                state.put(bytes(identity), b"")
 
 
 def _know(state: State, source: str, members: list[Member]) -> None:
@@ -294,4 +281,4 @@ def _know(state: State, source: str, members: list[Member]) -> None:
 def batch_id(source: str, opening_type: str, from_ms: int, opened_ms: int) -> str:
     """The id of batching.md 9: SHA-256 of the compact JSON array, first 32 hexadecimal digits."""
     named = f"[{quoted(source)},{quoted(opening_type)},{from_ms},{opened_ms}]"
-    return hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(named.encode()).hexdigest()[:32]

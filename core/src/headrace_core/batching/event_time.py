@@ -14,7 +14,9 @@ from headrace_core.batching.keys import HIGHEST_MS, LOWEST_MS
 PLAIN_SECONDS = re.compile(rb"(\d{1,15})(?:\.(\d+))?")
 """The usual number: cut by its digits, without arithmetic on decimals."""
 NUMBER_OR_TEXT = msgspec.json.Decoder(float_hook=Decimal)
-RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d+))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+SECOND = re.compile(rb"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d")
+OFFSET = re.compile(rb"[Zz]|[+-]\d\d:\d\d")
+RFC3339 = re.compile(rb"(%b)(?:\.(\d+))?(%b)" % (SECOND.pattern, OFFSET.pattern))
 EXACT = Context(prec=40)
 """More digits than a time in range has, so that cutting is the only rounding."""
 MILLISECOND = Decimal("0.001")
@@ -23,10 +25,22 @@ EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 def encoded_event_ms(time: bytes) -> int | None:
     """`event_ms` of an encoded JSON value. Raises msgspec.DecodeError if it is none."""
+    if time[:1] == b'"':
+        usual = _usual_ms(time)
+        return event_ms(NUMBER_OR_TEXT.decode(time)) if usual is None else usual
     plain = PLAIN_SECONDS.fullmatch(time)
     if plain is not None and (time[:1] != b"0" or len(plain[1]) == 1):
-        return int(plain[1]) * 1000 + _milliseconds(plain[2] or b"")
+        return int(plain[1]) * 1000 + _milliseconds(plain[2])
     return event_ms(NUMBER_OR_TEXT.decode(time))
+
+
+def _usual_ms(time: bytes) -> int | None:
+    """Of the usual text, quoted, with at least milliseconds: cut at its places, the second and the offset looked up."""
+    fraction = time[21:24]
+    if time[20:21] != b"." or len(fraction) != 3 or not fraction.isdigit():
+        return None
+    whole = _second_ms(time[1:20], time[24:-1].lstrip(b"0123456789"))
+    return None if whole is None else whole + int(fraction)
 
 
 def event_ms(time: object) -> int | None:
@@ -44,27 +58,27 @@ def event_ms(time: object) -> int | None:
 
 
 def _of_text(text: str) -> int | None:
-    match = RFC3339.fullmatch(text)
-    if match is None:
-        return None
-    day, clock, fraction, offset = match.groups()
-    second = _second_ms(day, clock, offset)
-    return None if second is None else second + _milliseconds((fraction or "").encode())
+    match = RFC3339.fullmatch(text.encode(errors="replace"))
+    whole = None if match is None else _second_ms(match[1], match[3])
+    return None if match is None or whole is None else whole + _milliseconds(match[2])
 
 
 @lru_cache(4096)
-def _second_ms(day: str, clock: str, offset: str) -> int | None:
+def _second_ms(second: bytes, offset: bytes) -> int | None:
     """The whole second, ms; None if there is no such moment. Neighbours in a log mostly share it."""
+    if not SECOND.fullmatch(second) or not OFFSET.fullmatch(offset):
+        return None
+    day, clock, zone = second[:10].decode(), second[11:].decode(), offset.decode().upper().replace("Z", "+00:00")
     try:
-        moment = datetime.fromisoformat(f"{day}T{clock}{offset.upper().replace('Z', '+00:00')}")
+        moment = datetime.fromisoformat(f"{day}T{clock}{zone}")
     except ValueError:
         return None
     since = moment - EPOCH
     return (since.days * 86400 + since.seconds) * 1000
 
 
-def _milliseconds(fraction: bytes) -> int:
-    return int(fraction[:3].ljust(3, b"0"))
+def _milliseconds(fraction: bytes | None) -> int:
+    return int((fraction or b"")[:3].ljust(3, b"0"))
 
 
 def _of_seconds(seconds: Decimal) -> int | None:

@@ -3,33 +3,40 @@
 | key | value | |
 |---|---|---|
 | `c` | clock, next batch number | primary |
-| `b` source, from falling, number falling | the open batch with its last members | primary |
+| `b` number | the open batch with its last members | primary |
 | `m` number, page | source and `PAGE` earlier members | primary |
 | `x` closed_at + horizon, number | the identities of a closed batch | primary |
-| `a` source, from, number | | derived of `b` |
-| `d` deadline, number | key of the batch | derived of `b` |
+| `w` source | its open windows, or how many there are | derived of `b` |
+| `f` source, from falling, number falling | until; only of sources with many windows (see `windows`) | derived of `b` |
+| `a` source, from, number | beside each `f` | derived of `b` |
+| `d` deadline, number | | derived of `b` |
 | `t` number, type | | derived of `m` |
-| `h` event time, source, type | | derived of `b` and `m`, then of `x` |
+| 0x93 source, event time, type | | derived of `b` and `m`, then of `x` |
 
-`from` falls in `b`, so that the first item at or after an event time is the latest window that starts at or before it;
-it rises in `a`, so that the first item after it is the next window above. An identity is in `h` exactly while it is
-known: from the message that brought it until its batch goes out of `x`. Adding a member rewrites at most `PAGE`
-members: when there are that many in `b`, they become a page of their own (batching.md 12).
+`from` falls in `f`, so that the first item at or after an event time is the latest window that starts at or before it;
+it rises in `a`, so that the first item after it is the next window above. An identity is in the state exactly while it
+is known: from the message that brought it until its batch goes out of `x`; its key is MessagePack, 0x93 is how an array
+of three begins. Adding a member rewrites at most `PAGE` members: when there are that many in `b`, they become a page of
+their own (batching.md 12). Only `d`, `x`, `f` and `a` are ever read in order.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from struct import Struct
 
 import msgspec
 
 from headrace_core.batching.messages import Member
 
 _encode = msgspec.msgpack.Encoder().encode
+_numbered = Struct(">cQ").pack
+_timed = Struct(">cQQ").pack
+_parts_of_timed = Struct(">cQQ").unpack
 
 PAGE = 16
 PRIMARY = b"cbmx"
-CLOCK = b"c"
+CLOCK, DUE, FORGET = b"c", b"d", b"x"
 SHIFT = 1 << 63
 TOP = (1 << 64) - 1
 LOWEST_MS, HIGHEST_MS = -(1 << 62), (1 << 62) - 1
@@ -50,6 +57,7 @@ class Open(msgspec.Struct, array_like=True, gc=False):
     full pages, `last` are the members after them, in order of arrival.
     """
 
+    source: str
     number: int
     from_ms: int
     until_ms: int
@@ -64,8 +72,9 @@ class Open(msgspec.Struct, array_like=True, gc=False):
     last: list[Member] = []
 
     @property
-    def members(self) -> int:
-        return self.pages * PAGE + len(self.last)
+    def window(self) -> tuple[int, int, int]:
+        """As `windows` knows it."""
+        return self.from_ms, self.number, self.until_ms
 
 
 class Page(msgspec.Struct, frozen=True, array_like=True):
@@ -93,7 +102,7 @@ def number_of(eight: bytes) -> int:
 @lru_cache(65536)
 def named(source: str) -> bytes:
     """The source with its length, so that no source is the beginning of another's keys."""
-    text = source.encode("utf-8", "surrogatepass")
+    text = source.encode()
     return len(text).to_bytes(4) + text
 
 
@@ -102,16 +111,49 @@ def after(prefix: bytes) -> bytes:
     return prefix + b"\xff" * 9
 
 
-def open_key(source: str, from_ms: int, number: int) -> bytes:
-    return b"b" + named(source) + falling(from_ms) + falling(number)
+def windows_key(source: str) -> bytes:
+    return b"w" + source.encode()
 
 
-def above_key(source: str, from_ms: int, number: int) -> bytes:
-    return b"a" + named(source) + rising(from_ms) + rising(number)
+def falling_prefix(source: str) -> bytes:
+    return b"f" + named(source)
 
 
-def due_key(deadline_ms: int, number: int) -> bytes:
-    return b"d" + rising(deadline_ms) + rising(number)
+def falling_key(source: str, from_ms: int, number: int) -> bytes:
+    return falling_prefix(source) + falling(from_ms) + falling(number)
+
+
+def from_of_falling(key: bytes) -> int:
+    """The `from` in a key of family `f`."""
+    return TOP - SHIFT - int.from_bytes(key[-16:-8])
+
+
+def number_of_falling(key: bytes) -> int:
+    """The number of the batch in a key of family `f`."""
+    return TOP - SHIFT - int.from_bytes(key[-8:])
+
+
+def rising_prefix(source: str) -> bytes:
+    return b"a" + named(source)
+
+
+def rising_key(source: str, from_ms: int, number: int) -> bytes:
+    return rising_prefix(source) + rising(from_ms) + rising(number)
+
+
+def open_key(number: int) -> bytes:
+    return _numbered(b"b", number + SHIFT)
+
+
+def timed_key(family: bytes, time_ms: int, number: int) -> bytes:
+    """A key of `DUE` (`time_ms` is the deadline) or `FORGET` (the last clock at which identities are remembered)."""
+    return _timed(family, time_ms + SHIFT, number + SHIFT)
+
+
+def time_and_number(key: bytes) -> tuple[int, int]:
+    """What is in a `timed_key`."""
+    _, time_ms, number = _parts_of_timed(key)
+    return time_ms - SHIFT, number - SHIFT
 
 
 def page_key(number: int, page: int) -> bytes:
@@ -119,25 +161,9 @@ def page_key(number: int, page: int) -> bytes:
 
 
 def type_key(number: int, type_: str) -> bytes:
-    return b"t" + rising(number) + type_.encode("utf-8", "surrogatepass")
+    return b"t" + rising(number) + type_.encode()
 
 
 def identity_key(source: str, event_ms: int, type_: str) -> bytes:
     """Only looked up, never scanned, so any encoding does that keeps the three apart."""
-    return b"h" + _encode((source, event_ms, type_))
-
-
-def forget_key(last_ms: int, number: int) -> bytes:
-    """`last_ms`: the last clock at which the identities of the batch are remembered."""
-    return b"x" + rising(last_ms) + rising(number)
-
-
-def number_of_open(key: bytes) -> int:
-    """The number of the batch in a key of family `b`."""
-    return TOP - SHIFT - int.from_bytes(key[-8:])
-
-
-def source_of(key: bytes) -> str:
-    """The source in a key of family `b`."""
-    length = int.from_bytes(key[1:5])
-    return key[5 : 5 + length].decode("utf-8", "surrogatepass")
+    return _encode((source, event_ms, type_))

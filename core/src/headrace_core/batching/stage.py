@@ -19,18 +19,18 @@ from typing import Any
 import msgspec
 
 from headrace_core.batching import keys
+from headrace_core.batching.ahead import NEVER, Ahead
 from headrace_core.batching.config import BatchingConfig
 from headrace_core.batching.engine import Batcher, derive
-from headrace_core.batching.event_time import encoded_event_ms
 from headrace_core.batching.keys import Clock
-from headrace_core.batching.messages import Batch, Cause, Close, Message, Reason, Rejected
+from headrace_core.batching.messages import Batch, Cause, Close, Reason, Rejected
+from headrace_core.batching.payload import readable
 from headrace_core.stage import Emission, Record, header
 from headrace_core.state import State, hold
 
 SEEN = b"r"
 COUNT = b"n"
 CUT_BYTES = 65536
-PAYLOAD = msgspec.json.Decoder(dict[str, msgspec.Raw])
 encode = msgspec.json.Encoder().encode
 RESULTS = ("not_measurement", "repeat", "accepted", "invalid", "duplicate", "future", "late")
 OPENED = {cause: f"opened.{cause}" for cause in Cause}
@@ -56,10 +56,13 @@ class Run:
 
     def is_repeat(self, fields: Fields) -> bool:
         """Whether the id of the stage before, `stage:partition:offset:index`, is not above the highest seen."""
-        parts = fields.get("id", b"").split(b":")
-        if len(parts) != 4 or not (parts[2].isdigit() and parts[3].isdigit()) or max(map(len, parts[2:])) > 18:
+        front, _, index = fields.get("id", b"").rpartition(b":")
+        key, _, offset = front.rpartition(b":")
+        if not (index.isdigit() and offset.isdigit() and len(index) <= 18 and len(offset) <= 18):
             return False
-        place, key = (int(parts[2]), int(parts[3])), parts[0] + b":" + parts[1]
+        if key.count(b":") != 1:
+            return False
+        place = int(offset), int(index)
         if place <= (self._seen.get(key) or self._read_seen(key)):
             return True
         self._seen[key] = place
@@ -105,9 +108,8 @@ class BatchingStage:
             run = self._run = Run(state, self._config)
         fields = dict(reversed(record.headers))
         outputs = self._outputs(run, record, fields)
-        for index, output in enumerate(outputs):
-            id_ = f"{self.name}:{record.partition}:{record.offset}:{index}".encode()
-            _put_out(run, record, output, id_, emit)
+        if outputs:
+            _put_out(run, record, outputs, emit)
         if not run.held:
             run.settle()
 
@@ -117,7 +119,8 @@ class BatchingStage:
 
     def next_due(self, state: State) -> int | None:
         """The earliest deadline of an open batch."""
-        return Batcher(state, self._config).next_due()
+        due = Ahead(state, keys.DUE).next_ms
+        return None if due == NEVER else due
 
     def follows_clock(self, state: State) -> bool:
         """Ticks come at every interval while a batch is open (4.5)."""
@@ -140,52 +143,41 @@ class BatchingStage:
         self._run = None
 
     def _outputs(self, run: Run, record: Record, fields: Fields) -> list[Batch | Rejected]:
-        kind, receipt_ms = fields.get("kind"), _receipt_ms(record, fields)
+        kind, receipt_ms, counts = fields.get("kind"), _receipt_ms(record, fields), run.counts
         if kind == b"tick":
-            run.counts["ticks"] += 1
+            counts["ticks"] += 1
             return run.batcher.tick(receipt_ms)
         if kind == b"flush":  # what was opened after the first one must not be flushed by its repeat
             return run.batcher.tick(receipt_ms) if run.is_repeat(fields) else run.batcher.flush(receipt_ms)
-        run.counts["in"] += 1
+        counts["in"] += 1
         if run.is_repeat(fields):
-            run.counts["repeat"] += 1
+            counts["repeat"] += 1
             return run.batcher.tick(receipt_ms)
         channel = fields.get("channel", b"")
-        if kind != b"data" or not channel.startswith(b"m/") or channel.count(b"/") > 1:
-            run.counts["not_measurement"] += 1
+        if kind != b"data" or channel[:2] != b"m/" or channel.count(b"/") > 1:
+            counts["not_measurement"] += 1
             return run.batcher.tick(receipt_ms)
         message = readable(record.value or b"", fields.get("entity", b""), channel[2:], receipt_ms)
         if message is None:
             return run.batcher.unreadable(receipt_ms)
         outputs = run.batcher.message(message, receipt_ms)
         if not outputs or not isinstance(outputs[-1], Rejected):
-            run.counts["accepted"] += 1
+            counts["accepted"] += 1
         return outputs
 
 
-def _put_out(run: Run, record: Record, output: Batch | Rejected, id_: bytes, emit: Emit) -> None:
-    if isinstance(output, Batch):
-        run.counts[CLOSED[output.close]] += 1
-        run.counts["members"] += len(output.members)
-        emit(Emission("batches", output.source.encode(), document(output), (("id", id_),), record.partition))
-        return
-    run.counts[output.reason.value] += 1
-    if output.reason is not Reason.DUPLICATE:
-        emit(Emission("dead-letter", record.key, letter(record, output), (("id", id_), ("stage", b"batching"))))
-
-
-def readable(payload: bytes, entity: bytes, type_: bytes, receipt_ms: int) -> Message | None:
-    """The measurement in a data record, or None if source, type, payload or event time cannot be read (6.3)."""
-    try:
-        source = entity.decode()
-        members = PAYLOAD.decode(payload.decode())  # raw values are passed on, so their UTF-8 is checked here
-        time = members.pop("time", None)
-        at_ms = receipt_ms if time is None else encoded_event_ms(bytes(time))
-        if not source or at_ms is None:
-            return None
-        return Message(source, type_.decode(), at_ms, encode(members))
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError, ArithmeticError):
-        return None
+def _put_out(run: Run, record: Record, outputs: list[Batch | Rejected], emit: Emit) -> None:
+    place = b"batching:%d:%d:" % (record.partition, record.offset)
+    for index, output in enumerate(outputs):
+        headers = (("id", b"%b%d" % (place, index)),)
+        if isinstance(output, Batch):
+            run.counts[CLOSED[output.close]] += 1
+            run.counts["members"] += len(output.members)
+            emit(Emission("batches", output.source.encode(), document(output), headers, record.partition))
+        else:
+            run.counts[output.reason.value] += 1
+            if output.reason is not Reason.DUPLICATE:
+                emit(Emission("dead-letter", record.key, letter(record, output), (*headers, ("stage", b"batching"))))
 
 
 class MemberDocument(msgspec.Struct, frozen=True, gc=False):

@@ -1,4 +1,11 @@
-"""Settings, limits and extremes of the batcher that the vectors leave out (batching.md 3, 6, 7)."""
+"""Settings, limits and extremes of the batcher that the vectors leave out (batching.md 3, 6, 7).
+
+What `make mutants` still reports of the engine, its index of deadlines, its keys, windows and payloads is the same
+store in other words (letters of families, widths of numbers, values that nobody reads, the end of a scan further off),
+the same answer at another price (a payload read whole that need not be; a count of brackets or colons that only decides
+whether to look closer; a page of the index read in other steps), a comparison of items that are never equal, or another
+spelling of the same (`UTF-8`, `0xFF`).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +13,9 @@ import pytest
 
 from headrace_core.batching.config import HIGHEST, BatchingConfig
 from headrace_core.batching.engine import Batcher, Output, derive
-from headrace_core.batching.keys import PRIMARY
+from headrace_core.batching.keys import FORGET, PAGE, PRIMARY, open_key, timed_key
 from headrace_core.batching.messages import Batch, Cause, Message, Reason, Rejected
+from headrace_core.batching.windows import FEW
 from headrace_core.state import MemoryState, Overlay
 
 
@@ -25,6 +33,13 @@ def test_a_batch_is_full_for_the_message_that_would_lift_it_above_its_bytes_and_
     for type_, event in (("a", 1), ("b", 2), ("c", 3)):
         take(state, config, type_, event, 10)
     assert flushed(state, config, 20) == [["a", "b"], ["c"]]
+
+
+def test_a_batch_of_several_pages_is_full_at_its_number_of_members_and_not_before() -> None:
+    state, config = MemoryState(), BatchingConfig(max_members=2 * PAGE + 1)
+    for number in range(2 * PAGE + 2):
+        take(state, config, f"t{number}", number, 10)
+    assert [len(types) for types in flushed(state, config, 20)] == [2 * PAGE + 1, 1]
 
 
 def test_an_opening_message_is_taken_whatever_its_size() -> None:
@@ -78,6 +93,38 @@ def test_the_largest_settings_and_times_still_make_a_batch(event: int) -> None:
     assert take(state, config, "a", event, now) == [Rejected(Reason.DUPLICATE)]
 
 
+def test_what_is_due_a_millisecond_later_stays_open() -> None:
+    state, config = MemoryState(), BatchingConfig(window=0, timeout=100)
+    take(state, config, "a", 1, 10)
+    take(state, config, "a", 2, 11)
+    batcher = Batcher(state, config)
+    assert [len(batcher.tick(at)) for at in (109, 110, 111)] == [0, 1, 1]
+    assert batcher.next_due() is None
+
+
+@pytest.mark.parametrize("count", [1, FEW])
+def test_a_batch_that_is_opened_and_closed_within_a_chunk_is_written_as_deleted(count: int) -> None:
+    """Another writer may have cut the log in between; its record of the batch must not be the newest (streams.md 5)."""
+    overlay = Overlay(MemoryState())
+    batcher = Batcher(overlay, BatchingConfig(window=0, timeout=100))
+    for event in range(count):
+        batcher.message(Message("s", "a", event, b"1"), 10)
+    assert len(batcher.tick(110)) == count
+    left = [key[:1] for key, value in sorted(overlay.mutations.items()) if value is not None]
+    assert left == [b"c", *[b"x"] * count, *[b"\x93"] * count]
+    assert [key for key, value in overlay.mutations.items() if value is None] == list(map(open_key, range(count)))
+
+
+def test_what_is_remembered_and_forgotten_within_a_chunk_is_written_as_deleted() -> None:
+    overlay = Overlay(MemoryState())
+    batcher = Batcher(overlay, BatchingConfig(timeout=10, dedup_horizon=20))
+    for event, receipt in ((1, 100), (2, 200)):
+        batcher.message(Message("s", "a", event, b"1"), receipt)
+    primary = {key: value for key, value in overlay.mutations.items() if key[0] in PRIMARY}
+    assert [key for key, value in primary.items() if value is None] == [open_key(0), timed_key(FORGET, 130, 0)]
+    assert [key[:1] for key, value in primary.items() if value is not None] == [b"c", b"b"]
+
+
 @pytest.mark.parametrize("settled", [1, 7, 1000])
 def test_a_batch_of_many_pages_still_knows_its_types_identities_and_order(settled: int) -> None:
     """Whether each chunk is one message or all; derived keys are those that a restore makes."""
@@ -98,7 +145,7 @@ def test_a_batch_of_many_pages_still_knows_its_types_identities_and_order(settle
     assert again.opened[Cause.CONFLICT] == 1
     expected = [message.type for message in sorted(messages, key=lambda message: message.event_ms)]
     assert flushed(base, config, 20) == [expected, ["t03"]]
-    assert [key[:1] for key in base.snapshot()] == [b"c", *[b"h"] * 51, b"x", b"x"]
+    assert [key[:1] for key in base.snapshot()] == [b"c", b"x", b"x", *[b"\x93"] * 51]
 
 
 def test_many_deadlines_and_ends_of_memory_are_taken_in_order_over_any_cut_into_chunks() -> None:
@@ -123,3 +170,15 @@ def test_many_deadlines_and_ends_of_memory_are_taken_in_order_over_any_cut_into_
     closed = [batch.closed_ms for batch in outputs[0] if isinstance(batch, Batch)]
     assert len(closed) == 2000
     assert closed == sorted(closed)
+
+
+def test_a_batcher_counts_on_over_the_records_of_a_chunk() -> None:
+    overlay = Overlay(MemoryState())
+    batcher = Batcher(overlay, BatchingConfig(window=0, timeout=5, dedup_horizon=0))
+    for event, receipt in ((12, 10), (13, 9), (10, 8)):
+        batcher.message(Message("s", "a", event, b"1"), receipt)
+    batcher.message(Message("s", "a", 1, b"1"), 16)
+    batcher.tick(30)
+    batcher.tick(31)
+    assert (batcher.opened, batcher.ahead) == ({Cause.NEW: 4, Cause.CONFLICT: 0, Cause.FULL: 0}, 2)
+    assert (batcher.raised, batcher.forgotten) == (2, 4)

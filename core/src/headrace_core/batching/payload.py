@@ -1,0 +1,75 @@
+"""What a data record says: source, type, event time and value (architecture.md, from data to batcher message).
+
+The value goes on as it came, so the payload is only taken apart at its top: values stay encoded. What no reader of the
+batch could understand for certain is unreadable: other bytes than UTF-8, a key given twice in one object (each reader
+takes another of its values), and nesting so deep that it depends on the reader whether it can be read.
+"""
+
+from __future__ import annotations
+
+import re
+from json import JSONDecoder
+
+import msgspec
+
+from headrace_core.batching.event_time import encoded_event_ms
+from headrace_core.batching.messages import Message
+
+DEEPEST = 500
+"""Levels of objects and arrays in a payload: fewer than any reader manages, which depends on who calls it."""
+PAYLOAD = msgspec.json.Decoder(dict[str, msgspec.Raw])
+STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
+encode = msgspec.json.Encoder().encode
+
+
+class RepeatedKeyError(Exception):
+    """An object has a key twice."""
+
+
+def readable(payload: bytes, entity: bytes, type_: bytes, receipt_ms: int) -> Message | None:
+    """The measurement in a data record, or None if source, type, payload or event time cannot be read (6.3)."""
+    try:
+        source, text = entity.decode(), payload.decode()
+        members = PAYLOAD.decode(text)
+        colons, time = len(members), members.pop("time", None)  # a key has a colon behind it
+        at_ms: int | None = receipt_ms
+        if time is not None:
+            encoded = bytes(time)
+            colons += encoded.count(b":")
+            at_ms = encoded_event_ms(encoded)
+        if not source or at_ms is None or (len(text) > 2 * DEEPEST and is_too_deep(text)):
+            return None
+        if text.count(":") != colons and repeats_a_key(text):
+            return None
+        return Message(source, type_.decode(), at_ms, encode(members))
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError, ArithmeticError):
+        return None
+
+
+def repeats_a_key(text: str) -> bool:
+    """Whether an object anywhere in a valid JSON text has a key twice, however it is written."""
+    try:
+        WHOLE.decode(text)
+    except RepeatedKeyError:
+        return True
+    return False
+
+
+def is_too_deep(text: str) -> bool:
+    """Whether objects and arrays of a valid JSON text are nested deeper than `DEEPEST`."""
+    depth = 0
+    if text.count("{") + text.count("[") > DEEPEST:
+        for token in STRING_OR_BRACKET.findall(text):
+            depth += (token in "{[") - (token in "}]")
+            if depth > DEEPEST:
+                return True
+    return False
+
+
+def _once(pairs: list[tuple[str, object]]) -> None:
+    if len(dict(pairs)) != len(pairs):
+        raise RepeatedKeyError
+
+
+WHOLE = JSONDecoder(object_pairs_hook=_once, parse_int=len)
+"""Reads only for its hook; the numbers, which may have any length, are left as they are."""
