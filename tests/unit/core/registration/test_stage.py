@@ -284,6 +284,18 @@ def test_a_damaged_item_is_counted_and_skipped() -> None:
     assert log.stage.gauges(restored)["damaged"] == 1
 
 
+def test_a_registration_whose_pending_entry_is_damaged_does_not_wait_any_more() -> None:
+    log = Log()
+    log.message("te/cell/b//", {"@type": "child-device", "@parent": "cell/a//"})
+    items = {key: b"\xc1" if key[:1] == b"P" else value for key, value in log.state.snapshot().items()}
+    restored = MemoryState({key: value for key, value in items.items() if key[0] in log.stage.primary})
+    for key, value in restored.snapshot().items():
+        log.stage.derive(restored, key, value)
+    assert log.stage.gauges(restored)["damaged"] == 2
+    log.state = restored
+    assert kinds(log.message("te/cell/a//", {"@type": "child-device"})) == [b"register"]
+
+
 def test_caching_a_message_writes_only_its_own_keys() -> None:
     """Section 6.6: what a message costs does not depend on what is cached already."""
     log = Log(auto_register=False)
@@ -359,18 +371,6 @@ def test_an_echo_that_a_patch_overtook_does_not_undo_it(registered: str) -> None
         assert kinds(log.message("te/device/a//", echo.value, retain=True)) == []
     asked = answer(log.state, RegistrationConfig(), Request("GET", "/te/v1/entities/device/a"))
     assert asked.body["@parent"] == "device/hall//"
-
-
-def test_a_registration_whose_pending_entry_is_damaged_does_not_wait_any_more() -> None:
-    log = Log()
-    log.message("te/cell/b//", {"@type": "child-device", "@parent": "cell/a//"})
-    items = {key: b"\xc1" if key[:1] == b"P" else value for key, value in log.state.snapshot().items()}
-    restored = MemoryState({key: value for key, value in items.items() if key[0] in log.stage.primary})
-    for key, value in restored.snapshot().items():
-        log.stage.derive(restored, key, value)
-    assert log.stage.gauges(restored)["damaged"] == 2
-    log.state = restored
-    assert kinds(log.message("te/cell/a//", {"@type": "child-device"})) == [b"register"]
 
 
 def test_every_reason_of_a_message_is_told_from_the_start_and_reasons_are_counted_by_root() -> None:
