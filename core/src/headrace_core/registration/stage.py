@@ -21,7 +21,7 @@ from headrace_core.registration.engine import Engine
 from headrace_core.registration.message import read_json
 from headrace_core.registration.reasons import DISCARDED, LOST, outcome
 from headrace_core.registration.routes import ABSENT, Request
-from headrace_core.registration.store import PRIMARY, Store, derived, parts, sound
+from headrace_core.registration.store import PRIMARY, Store, parts, sound_items
 from headrace_core.stage import Emission, Record
 from headrace_core.state import State
 
@@ -72,11 +72,12 @@ class RegistrationStage:
 
     def derive(self, state: State, key: bytes, value: bytes) -> None:
         """Write the index items of one primary item; a damaged item is taken out and counted (section 10)."""
-        if not sound(key, value):
+        items = sound_items(key, value)
+        if items is None:
             state.delete(key)
             Store(state).count("damaged")
             return
-        for index, item in derived(key, value).items():
+        for index, item in items.items():
             state.put(index, item)
 
     def next_due(self, state: State) -> int | None:

@@ -208,15 +208,16 @@ class RocksState:
 
     def load(self, items: Mapping[bytes, bytes | None]) -> None:
         """Write items in batches, without moving the position (restore)."""
-        batch = WriteBatch(raw_mode=True)
+        batch, room = WriteBatch(raw_mode=True), WRITE_BATCH_RECORDS
         for key, value in items.items():
             if value is None:
                 batch.delete(key)
             else:
                 batch.put(key, value)
-            if len(batch) >= WRITE_BATCH_RECORDS:
+            room -= 1
+            if not room:
                 self._write(batch)
-                batch = WriteBatch(raw_mode=True)
+                batch, room = WriteBatch(raw_mode=True), WRITE_BATCH_RECORDS
         self._write(batch)
 
     def _write(self, batch: WriteBatch) -> None:
