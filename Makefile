@@ -54,7 +54,7 @@ demo: system setup ## the whole on this computer: its own readings from MQTT to 
 	@.venv/bin/headrace demo  # not by way of uv, which keeps the terminal's death (SIGHUP) to itself
 
 .PHONY: bench
-bench: setup ## figures beside their targets: engines and capacity (6 minutes), streams (40), bridge (15); ONLY="streams --quick" for one
+bench: setup ## figures beside their targets: engines, capacity (6 minutes), streams, bridge (half an hour each); ONLY="streams --quick": one
 ifdef ONLY
 	$(RUN) python -m bench $(ONLY)
 else

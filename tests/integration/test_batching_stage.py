@@ -70,7 +70,7 @@ def read_log(worker: StreamsWorker) -> dict[int, list[Record]]:
 
 def test_batches_are_those_of_the_pure_stage_over_kills_and_lost_databases(worker: StreamsWorker) -> None:
     total, dice = 12_000, random.Random(3)
-    worker.start().wait_ready()
+    worker.at_once().start().wait_ready()
     feeder = Thread(target=publish, args=(worker, total))
     feeder.start()
     for round_ in range(5):
@@ -80,7 +80,7 @@ def test_batches_are_those_of_the_pure_stage_over_kills_and_lost_databases(worke
         worker.kill()
         if round_ == 2:
             worker.delete_databases()
-        worker.start().wait_ready()
+        worker.at_once().start().wait_ready()
     feeder.join()
     log = read_log(worker)
     worker.wait_applied(sum(map(len, log.values())))

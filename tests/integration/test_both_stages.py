@@ -94,7 +94,7 @@ def distinct(records: list[Record]) -> list[tuple[bytes | None, bytes | None]]:
 def test_both_stages_over_kills_are_equal_to_the_pure_ones(worker: StreamsWorker) -> None:
     total, dice = 8_000, random.Random(11)
     taken = r'headrace_stage\{name="in",.*stage="registration"'
-    worker.start().wait_ready()
+    worker.at_once().start().wait_ready()
     feeder = Thread(target=publish, args=(worker, total))
     feeder.start()
     for round_ in range(5):
@@ -104,7 +104,7 @@ def test_both_stages_over_kills_are_equal_to_the_pure_ones(worker: StreamsWorker
         worker.kill()
         if round_ == 2:
             worker.delete_databases()
-        worker.start().wait_ready()
+        worker.at_once().start().wait_ready()
     feeder.join()
     until(lambda: worker.metric(taken) == total, f"all of raw, see {worker.log}")
     batched = r'headrace_stage\{name="in",.*stage="batching"'

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 @pytest.fixture
 def worker(kafka: str, topic_prefix: str, tmp_path: Path) -> Iterator[StreamsWorker]:
     one = StreamsWorker(kafka, topic_prefix, tmp_path / "data", tmp_path / "worker.log")
-    yield one
+    yield one.at_once()
     one.end()
 
 

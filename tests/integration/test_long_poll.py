@@ -20,7 +20,7 @@ from tests.support.streams_worker import produce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
-POLL_MS = 8_000
+POLL_MS = 4_000
 RECORD, COUNT = 10_000, 300
 FETCH_BYTES = 1_000_000  # so three fetches
 SLOW_S = 0.05  # five times a fetch

@@ -40,12 +40,12 @@ def resident(worker: StreamsWorker) -> int:
 
 
 def test_a_worker_outlives_restarts_of_the_broker_under_load(broker: KafkaServer, worker: StreamsWorker) -> None:
-    total = 60_000
+    total = 24_000
     worker.settings["CHUNK_RECORDS"] = "200"
     worker.start().wait_ready()
     feeder = Thread(target=lambda: produce(worker.kafka, worker.prefix + "raw", records(total)))
     feeder.start()
-    for goal, end in ((2_000, broker.stop), (20_000, broker.kill)):
+    for goal, end in ((2_000, broker.stop), (10_000, broker.kill)):
         until(lambda goal=goal: worker.applied() >= goal, f"progress, see {worker.log}")
         end()
         broker.start()
@@ -56,11 +56,11 @@ def test_a_worker_outlives_restarts_of_the_broker_under_load(broker: KafkaServer
     assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total)
 
 
-@pytest.mark.parametrize("away_s", [15, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("away_s", [8, pytest.param(60, marks=pytest.mark.soak)])
 def test_after_an_outage_a_worker_goes_on_by_itself_in_bounded_memory(
     broker: KafkaServer, worker: StreamsWorker, away_s: int
 ) -> None:
-    total = 60_000
+    total = 20_000 if away_s < 60 else 60_000
     worker.settings["CHUNK_RECORDS"] = "200"
     worker.start().wait_ready()
     produce(worker.kafka, worker.prefix + "raw", records(total))

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 PARTITIONS = 4
 ENGINE_FAILED = 70
 FAULT_EXIT = 86
+SHORT_ROUNDS = 5
 
 
 @pytest.fixture
@@ -62,12 +63,14 @@ def run_dry(worker: StreamsWorker, total: int) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("rounds", [5, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [SHORT_ROUNDS, pytest.param(20, marks=pytest.mark.soak)])
 def test_kill_at_random_points_leaves_the_sum_exact_also_without_local_databases(
     worker: StreamsWorker, rounds: int
 ) -> None:
     total, dice = (rounds + 1) * 7_000 + 3_000, random.Random(5)
     worker.settings["CHUNK_RECORDS"] = "500"
+    if rounds == SHORT_ROUNDS:
+        worker.at_once()
     worker.start().wait_ready()
     feeder = Thread(target=lambda: produce(worker.kafka, worker.prefix + "raw", records(total)))
     feeder.start()
@@ -89,8 +92,7 @@ def test_kill_at_random_points_leaves_the_sum_exact_also_without_local_databases
 def test_a_crash_after_any_step_repeats_outputs_only_byte_equal(worker: StreamsWorker, step: int) -> None:
     total = 4_000
     worker.settings["CHUNK_RECORDS"] = "200"
-    worker.start().wait_ready()
-    assert worker.terminate() == 0
+    create_raw(worker.at_once())
     produce(worker.kafka, worker.prefix + "raw", records(total))
     worker.start(FAULT=f"{step}:5")
     assert worker.running.wait(60) == FAULT_EXIT
@@ -121,7 +123,7 @@ def test_graceful_stops_apply_every_offset_once_and_repeat_nothing(
 
 
 def test_an_exception_in_the_engine_ends_the_process_and_the_record_is_repeated(worker: StreamsWorker) -> None:
-    worker.start().wait_ready()
+    worker.at_once().start().wait_ready()
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", b"1"), (0, b"k0", b"boom")])
     assert worker.running.wait(30) == ENGINE_FAILED
     worker.start()
@@ -149,14 +151,13 @@ def test_a_restored_state_equals_the_one_that_was_lost(worker: StreamsWorker) ->
 def test_a_chunk_whose_mutations_do_not_fit_one_batch_is_split(worker: StreamsWorker) -> None:
     total, keys = 16_000, 16_000
     worker.settings["MAX_REQUEST_BYTES"] = str(64 * 1024)
-    worker.start().wait_ready()
-    assert worker.terminate() == 0
+    create_raw(worker)
     produce(worker.kafka, worker.prefix + "raw", records(total, keys))
     run_dry(worker, total)
     assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total, keys)
 
 
-def create_raw(worker: StreamsWorker, timestamps: str) -> None:
+def create_raw(worker: StreamsWorker, timestamps: str = "LogAppendTime") -> None:
     """The input as somebody else would make it."""
     admin = AdminClient({"bootstrap.servers": worker.kafka})
     topic = NewTopic(worker.prefix + "raw", PARTITIONS, 1, config={"message.timestamp.type": timestamps})
@@ -167,7 +168,7 @@ def create_raw(worker: StreamsWorker, timestamps: str) -> None:
 def test_emissions_that_fill_many_batches_are_all_sent(worker: StreamsWorker) -> None:
     total = 500
     worker.settings["MAX_REQUEST_BYTES"] = str(64 * 1024)
-    create_raw(worker, "LogAppendTime")
+    create_raw(worker)
     worker.start(CHUNK_RECORDS="500").wait_ready()
     key = b"k" * 5_000  # the key of each output, so 12 outputs fill a batch
     produce(worker.kafka, worker.prefix + "raw", ((1, key, b"%d" % i) for i in range(total)))
@@ -184,12 +185,14 @@ def test_an_input_whose_time_is_not_the_brokers_is_refused(worker: StreamsWorker
     assert "LogAppendTime" in worker.log.read_text()
 
 
-@pytest.mark.parametrize("step", [3, 7, 4, 5])
+@pytest.mark.parametrize(
+    "step", [pytest.param(3, marks=pytest.mark.soak), 7, 4, pytest.param(5, marks=pytest.mark.soak)]
+)
 def test_one_record_whose_mutations_do_not_fit_one_batch_is_there_whole_or_not_at_all(
     worker: StreamsWorker, step: int
 ) -> None:
     worker.settings["MAX_REQUEST_BYTES"] = str(64 * 1024)
-    worker.start(CHUNK_RECORDS="1").wait_ready()
+    worker.at_once().start(CHUNK_RECORDS="1").wait_ready()
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", b"1")])
     worker.wait_applied(1)
     assert worker.terminate() == 0
@@ -230,8 +233,7 @@ def test_ticks_come_while_something_waits_and_end_with_it(worker: StreamsWorker)
 def test_a_root_with_10000_times_the_traffic_does_not_hold_up_another(worker: StreamsWorker, flood: int) -> None:
     """Judged by how much of the flood was put out while a quiet record waited, not by time."""
     quiet, raw = flood // 10_000, worker.prefix + "raw"
-    worker.start().wait_ready()
-    assert worker.terminate() == 0
+    create_raw(worker)
     produce(worker.kafka, raw, ((0, b"k0", b"x" * 100) for _ in range(flood)))
     worker.start(CHUNK_RECORDS="500").wait_ready()
     for number in range(quiet):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.kafka import KafkaServer
+from tests.integration.test_runner import create_raw
 from tests.support.streams_worker import StreamsWorker, produce, read_all, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
@@ -40,8 +41,7 @@ def lines(worker: StreamsWorker, event: str) -> list[dict[str, Any]]:
 
 
 def test_a_chunk_that_takes_longer_than_a_stall_is_none_as_long_as_it_goes_on(worker: StreamsWorker) -> None:
-    worker.start().wait_ready()
-    assert worker.terminate() == 0
+    create_raw(worker)
     produce(worker.kafka, worker.prefix + "raw", slow(600))
     worker.start(STALL_S="2")
     worker.wait_applied(600)
@@ -59,8 +59,7 @@ def test_the_first_records_after_a_long_silence_are_no_stall(worker: StreamsWork
 
 
 def test_a_small_chunk_does_not_wait_for_slices_of_a_large_one(worker: StreamsWorker) -> None:
-    worker.start().wait_ready()
-    assert worker.terminate() == 0
+    create_raw(worker)
     produce(worker.kafka, worker.prefix + "raw", slow(1_500))
     worker.start().wait_ready()
     until(lambda: worker.metric('headrace_stage_lag{partition="0"') > 0, "a large chunk under way")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.integration.test_runner import create_raw
 from tests.support.streams_worker import Output, StreamsWorker, produce, read_all
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
@@ -24,7 +25,7 @@ TOO_LARGE = 'headrace_stage{name="too_large"'
 def worker(kafka: str, topic_prefix: str, tmp_path: Path) -> Iterator[StreamsWorker]:
     one = StreamsWorker(kafka, topic_prefix, tmp_path / "data", tmp_path / "worker.log")
     one.settings["MAX_REQUEST_BYTES"] = str(REQUEST)
-    yield one
+    yield one.at_once()
     one.end()
 
 
@@ -35,14 +36,13 @@ def outputs(worker: StreamsWorker) -> tuple[list[Output], dict[bytes, dict[str, 
     return routed, {letter.id: json.loads(letter.value) for letter in letters}
 
 
-@pytest.mark.parametrize("chunk", [1, 500])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.soak), 500])
 def test_an_output_and_a_state_item_that_are_too_large_are_dead_letters_and_all_else_goes_on(
     worker: StreamsWorker, chunk: int
 ) -> None:
     emit, keep = b"emit:%d" % TOO_MUCH, b"keep:%d" % TOO_MUCH
     values = [b"1", emit, b"emit:90000", keep, b"keep:90000", b"1", keep, keep, b"1"]
-    worker.start().wait_ready()
-    assert worker.terminate() == 0
+    create_raw(worker)
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", value) for value in values])
     worker.start(CHUNK_RECORDS=str(chunk)).wait_ready()
     worker.wait_applied(len(values))
@@ -73,15 +73,12 @@ def test_an_output_and_a_state_item_that_are_too_large_are_dead_letters_and_all_
     assert worker.snapshot() == before
 
 
-@pytest.mark.parametrize("step", [3, 4])
+@pytest.mark.parametrize("step", [3, pytest.param(4, marks=pytest.mark.soak)])
 def test_a_crash_repeats_the_letter_byte_by_byte_and_counts_it_once(worker: StreamsWorker, step: int) -> None:
-    values = [b"1", b"emit:%d" % TOO_MUCH, b"keep:%d" % TOO_MUCH]
-    worker.start().wait_ready()
+    values = [b"1", b"emit:%d" % TOO_MUCH, b"keep:%d" % TOO_MUCH] * 2
+    create_raw(worker)
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", value) for value in values])
-    worker.wait_applied(3)
-    assert worker.terminate() == 0
-    produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", value) for value in values])
-    worker.start(CHUNK_RECORDS="1", FAULT=f"{step}:2")
+    worker.start(CHUNK_RECORDS="1", FAULT=f"{step}:5")
     assert worker.running.wait(60) == 86
     worker.start().wait_ready()
     worker.wait_applied(6)
@@ -105,8 +102,7 @@ def test_batches_keep_to_what_a_topic_takes_that_somebody_else_made(worker: Stre
     news = [NewTopic(worker.prefix + name, PARTITIONS, 1, config={"max.message.bytes": str(narrow)}) for name in names]
     for future in admin.create_topics(news).values():
         future.result(20)
-    worker.start().wait_ready()
-    assert worker.terminate() == 0
+    create_raw(worker)
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k%d" % (i % 1_000), b"1") for i in range(total)])
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", b"wide"), (0, b"k0", b"emit:50000"), (0, b"k0", b"1")])
     worker.start().wait_ready()

@@ -45,6 +45,12 @@ class StreamsWorker:
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
 
+    def at_once(self) -> StreamsWorker:
+        """From now on a start after a kill has its partitions at once. Otherwise the group first waits for the one that
+        was killed, for the session timeout of 6 s."""
+        self.settings["INSTANCE"] = "one"
+        return self
+
     def start(self, **settings: str) -> StreamsWorker:
         """Start; `settings` are those of this run only, by upper-case name."""
         self.port = free_port()

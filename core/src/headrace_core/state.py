@@ -251,11 +251,15 @@ class Overlay:
         """`settle` is called each time before the mutations are read."""
         self._held.append(settle)
 
+    def settle(self) -> None:
+        """Have written what was held back."""
+        for settle in self._held:
+            settle()
+
     @property
     def mutations(self) -> dict[bytes, bytes | None]:
         """Each written key with its last value, None = deleted, in order of first writing."""
-        for settle in self._held:
-            settle()
+        self.settle()
         return self._written
 
     def get(self, key: bytes, /) -> bytes | None:

@@ -21,7 +21,7 @@ from headrace_core.registration.engine import Engine
 from headrace_core.registration.message import read_json
 from headrace_core.registration.reasons import DISCARDED, LOST, outcome
 from headrace_core.registration.routes import ABSENT, Request
-from headrace_core.registration.store import PRIMARY, Store, derived, parts, sound
+from headrace_core.registration.store import PRIMARY, Store, parts, sound_items
 from headrace_core.stage import Emission, Record
 from headrace_core.state import State
 
@@ -77,11 +77,12 @@ class RegistrationStage:
 
         So is a registration that waits without its pending entry, which was damaged: it would never stop waiting.
         """
-        if not sound(key, value) or (key[:1] == b"W" and state.get(b"P" + key[1:]) is None):
+        items = sound_items(key, value)
+        if items is None or (key[:1] == b"W" and state.get(b"P" + key[1:]) is None):
             state.delete(key)
             Store(state).count("damaged")
             return
-        for index, item in derived(key, value).items():
+        for index, item in items.items():
             state.put(index, item)
 
     def next_due(self, state: State) -> int | None:

@@ -84,6 +84,12 @@ class Fetched(dict[Any, Any]):
         super().__setitem__(tp, result)
 
 
+def unpack_at_once(consumer: Any) -> None:
+    """Let a started aiokafka consumer hand over `Record`s."""
+    fetcher = consumer._fetcher
+    fetcher._records = Fetched(fetcher._records)
+
+
 class ChunkThread(driver.AIOKafkaConsumerThread):
     """The consumer's thread: short long polls, and the time of the last good heartbeat (monotonic s)."""
 
@@ -96,8 +102,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
     async def on_start(self) -> None:
         await super().on_start()
-        fetcher = self._ensure_consumer()._fetcher
-        fetcher._records = Fetched(fetcher._records)
+        unpack_at_once(self._ensure_consumer())
         coordinator = self._ensure_consumer()._coordinator
         heartbeat, rejoin = coordinator._do_heartbeat, coordinator._do_rejoin_group
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -32,7 +32,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from headrace_core.changelog import MARKER_KEY, ChangelogError, Marker, source_of
 from headrace_core.stage import Stage
-from headrace_core.state import Overlay
+from headrace_core.state import Item
+from headrace_streams.faust_internals import unpack_at_once
 from headrace_streams.store import META_FAMILY, WRITE_BATCH_RECORDS, Position, RocksState
 from headrace_streams.transactions import end_offset
 from headrace_streams.turns import Turns
@@ -163,6 +164,7 @@ async def reading(bootstrap: str, tp: TopicPartition) -> AsyncIterator[Changelog
     """A reader of what is committed."""
     consumer = changelog_consumer(bootstrap)
     await consumer.start()
+    unpack_at_once(consumer)
     try:
         consumer.assign([tp])
         yield Changelog(consumer, tp)
@@ -186,20 +188,47 @@ async def load(changelog: Changelog, state: RocksState, end: int) -> Loader:
     return loader
 
 
+class Derived:
+    """A state over `base` that keeps what a stage derives, without the order of keys that an `Overlay` keeps."""
+
+    def __init__(self, base: RocksState) -> None:
+        self.written: dict[bytes, bytes | None] = {}
+        self._base = base
+
+    def get(self, key: bytes, /) -> bytes | None:
+        return self.written[key] if key in self.written else self._base.get(key)
+
+    def put(self, key: bytes, value: bytes, /) -> None:
+        self.written[key] = value
+
+    def delete(self, key: bytes, /) -> None:
+        self.written[key] = None
+
+    def scan(self, start: bytes, stop: bytes, /) -> Iterator[Item]:
+        """Of all that is there by now."""
+        self.flush()
+        return self._base.scan(start, stop)
+
+    def flush(self) -> None:
+        """Write what has been derived."""
+        self._base.load(self.written)
+        self.written.clear()
+
+
 async def rederive(state: RocksState, stage: Stage) -> None:
     """Delete all derived families and let the stage write them from the primary items, in key order."""
     primary = set(stage.primary)
     state.delete_families(family for family in range(META_FAMILY) if family not in primary)
-    overlay, turns = Overlay(state), Turns()
+    made, turns = Derived(state), Turns()
+    derive, written = stage.derive, made.written
     for family in sorted(primary):
-        for number, (key, value) in enumerate(state.scan(bytes([family]), bytes([family + 1]))):
-            stage.derive(overlay, key, value)
-            if number % WRITE_BATCH_RECORDS == WRITE_BATCH_RECORDS - 1:
-                state.load(overlay.mutations)
-                overlay = Overlay(state)
+        for key, value in state.scan(bytes([family]), bytes([family + 1])):
+            derive(made, key, value)
+            if len(written) >= WRITE_BATCH_RECORDS:
+                made.flush()
             if turns.over():
                 await turns.give()
-    state.load(overlay.mutations)
+    made.flush()
     stage.forget()
 
 

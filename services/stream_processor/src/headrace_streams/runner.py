@@ -238,17 +238,14 @@ class PartitionRunner:
         overlay, outgoing, applied = await self._engine(records)
         if overlay.too_large and len(records) > 1:
             self.stage.forget()
-            return [
-                part for part in (records[:applied], records[applied : applied + 1], records[applied + 1 :]) if part
-            ]
+            return _around(records, applied) if applied < len(records) else _halves(records)
         if overlay.too_large:
             self.stage.forget()
             overlay, outgoing = self._refused(records[0], overlay.too_large)
         primary = {k: v for k, v in overlay.mutations.items() if k[0] in self.stage.primary}
         if len(records) > 1 and not self._fits(primary):
             self.stage.forget()
-            middle = len(records) // 2
-            return [records[:middle], records[middle:]]
+            return _halves(records)
         self._around.faults.passed(2)
         await self._make_durable(records, overlay, primary, outgoing)
         return []
@@ -267,7 +264,8 @@ class PartitionRunner:
     async def _engine(self, records: Sequence[Record]) -> tuple[Bounded, Outgoing, int]:
         """Step 2, up to a record that is to be refused; how many are before it. The engine only sees the overlay.
 
-        The loop gets its turn in between.
+        What a stage holds back until the end of a chunk can be too large, too; then all are "before it". The loop gets
+        its turn in between.
         """
         overlay, outgoing = self._overlay(), Outgoing(self.stage.name, self._around.outlet.limits)
         turns = Turns()
@@ -281,6 +279,7 @@ class PartitionRunner:
             if turns.over():
                 await turns.give()
                 self._reached("2 engine")
+        overlay.settle()
         return overlay, outgoing, len(records)
 
     async def _make_durable(
@@ -330,3 +329,13 @@ class PartitionRunner:
         if not self._around.owns():
             self.stage.forget()
             raise Dropped
+
+
+def _around(records: Sequence[Record], at: int) -> list[Sequence[Record]]:
+    """Those before a record, it alone, those after it."""
+    return [part for part in (records[:at], records[at : at + 1], records[at + 1 :]) if part]
+
+
+def _halves(records: Sequence[Record]) -> list[Sequence[Record]]:
+    middle = len(records) // 2
+    return [records[:middle], records[middle:]]

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 import structlog
-from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch
+from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, ReadOptions, WriteBatch, WriteBufferManager
 
 from headrace_core.changelog import Marker
 from headrace_core.errors import HeadraceError
@@ -34,6 +34,7 @@ META_FAMILY = 0xFF
 POSITION_KEY = b"\xff\xffposition"
 SHARED_CACHE_BYTES = 64 * 1024 * 1024
 WRITE_BUFFER_BYTES = 8 * 1024 * 1024
+SHARED_BUFFER_BYTES = 48 * 1024 * 1024
 WRITE_BATCH_RECORDS = 10_000
 DAMAGED = "DAMAGED"
 CORRUPTION = "Corruption"
@@ -68,11 +69,18 @@ def shared_cache() -> Cache:
     return Cache(SHARED_CACHE_BYTES)
 
 
+@cache
+def shared_buffers() -> WriteBufferManager:
+    """What bounds the write buffers of all databases together; above it who writes next begins a new file."""
+    return WriteBufferManager(SHARED_BUFFER_BYTES, False)
+
+
 def _options() -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_write_buffer_size(WRITE_BUFFER_BYTES)
     options.set_max_write_buffer_number(2)
+    options.set_write_buffer_manager(shared_buffers())
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(2)
     options.set_max_open_files(256)
@@ -208,15 +216,16 @@ class RocksState:
 
     def load(self, items: Mapping[bytes, bytes | None]) -> None:
         """Write items in batches, without moving the position (restore)."""
-        batch = WriteBatch(raw_mode=True)
+        batch, room = WriteBatch(raw_mode=True), WRITE_BATCH_RECORDS
         for key, value in items.items():
             if value is None:
                 batch.delete(key)
             else:
                 batch.put(key, value)
-            if len(batch) >= WRITE_BATCH_RECORDS:
+            room -= 1
+            if not room:
                 self._write(batch)
-                batch = WriteBatch(raw_mode=True)
+                batch, room = WriteBatch(raw_mode=True), WRITE_BATCH_RECORDS
         self._write(batch)
 
     def _write(self, batch: WriteBatch) -> None:
