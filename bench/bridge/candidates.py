@@ -73,6 +73,7 @@ class Candidate:
         at = self.places
         self.port = free_port()
         self._count_file.write_text("0")
+        self._subscribed_file.unlink(missing_ok=True)
         self._had = self._in_kafka()
         values = {
             "KAFKA": at.kafka, "PREFIX": at.prefix, "MQTT_PORT": str(at.mqtt_port), "HTTP_PORT": str(self.port),
@@ -101,6 +102,10 @@ class Candidate:
     def _count_file(self) -> Path:
         return self.places.directory / f"{self.name}.count"
 
+    @property
+    def _subscribed_file(self) -> Path:
+        return self._count_file.with_suffix(".subscribed")
+
     def _get(self, path: str) -> str:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
@@ -113,7 +118,7 @@ class Candidate:
         if self.name == "bridge":
             until(lambda: self._get("/readyz") != "", f"{self.name} ready")
         else:
-            time.sleep(2.0)
+            until(self._subscribed_file.exists, f"{self.name} subscribed")
 
     def wait_blocked(self) -> None:
         """Until it has started and does nothing but wait for a broker that does not answer."""

@@ -2,7 +2,8 @@
 
 `floor` reads with the bridge's own decoder and acknowledges at once: no reader can do less. `paho` is the plain way to
 the bridge's guarantee: paho-mqtt with manual acknowledgement, confluent-kafka, PUBACK in order after Kafka's report.
-Both write how many messages they have acknowledged into COUNT_FILE, some times a second.
+Both write how many messages they have acknowledged into COUNT_FILE, some times a second, and put a file with the suffix
+`.subscribed` beside it when the broker has their session.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from paho.mqtt.properties import Properties
 
 from headrace_bridge import packets
 from headrace_bridge.decoder import Decoder
-from headrace_bridge.packets import PUBACK, Publish
+from headrace_bridge.packets import PUBACK, Ack, Publish
 
 RECEIVE_MAXIMUM, EXPIRY_S = 1000, 86_400
 TELL_S = 0.1
@@ -34,6 +35,10 @@ class Counter:
 
     def __init__(self, path: Path) -> None:
         self._path, self._told_at, self.count = path, 0.0, 0
+
+    def subscribed(self) -> None:
+        """The broker has the session."""
+        self._path.with_suffix(".subscribed").touch()
 
     def tell(self) -> None:
         now = time.monotonic()
@@ -61,6 +66,8 @@ def floor(port: int, counter: Counter) -> None:
             continue
         decoder.feed(bytes(space[:got]))
         taken = decoder.take(1_000_000)
+        if any(type(packet) is Ack for packet in taken):
+            counter.subscribed()
         ids = [PUBACK << 28 | 2 << 16 | packet.packet_id for packet in taken if type(packet) is Publish]
         sock.sendall(struct.pack(f"!{len(ids)}I", *ids))
         counter.count += len(ids)
@@ -91,6 +98,7 @@ def paho_loop(port: int, kafka: str, topic: str, counter: Counter) -> None:
         )  # fmt: skip
 
     client.on_message = on_message
+    client.on_subscribe = lambda *_: counter.subscribed()
     properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     properties.SessionExpiryInterval, properties.ReceiveMaximum = EXPIRY_S, RECEIVE_MAXIMUM
     client.connect("127.0.0.1", port, 600, clean_start=False, properties=properties)

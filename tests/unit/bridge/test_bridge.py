@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace_bridge import http
-from headrace_bridge.bridge import Bridge
+from headrace_bridge.bridge import STALLED_S, Bridge, Snapshot
 from headrace_bridge.connection import READ_BYTES, RESERVE_BYTES, Connection, ConnectionLost, Target
 from headrace_bridge.inflight import Window
 from headrace_bridge.receive import Receiver
@@ -296,6 +296,26 @@ def test_health_ready_and_metrics(rig: Rig) -> None:
     text = get("/metrics")[1]
     assert 'headrace_bridge_publishes_total{qos="1"} 1.0' in text
     assert 'headrace_bridge_kafka_latency_seconds_bucket{le="+Inf"} 1.0' in text
+    server.shutdown()
+
+
+def test_health_fails_when_the_loop_stands_still() -> None:
+    """Not when a broker is away: a restart would not help."""
+    now = Snapshot()
+    server = http.serve(lambda: now, "127.0.0.1", 0)
+
+    def status() -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/healthz", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert status() == 200, "it waits for Kafka"
+    now = Snapshot(made_s=time.monotonic())
+    assert status() == 200, "it turns, with nobody there"
+    now = Snapshot(made_s=time.monotonic() - STALLED_S, connected=True)
+    assert status() == 503
     server.shutdown()
 
 

@@ -7,12 +7,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from headrace_bridge.__main__ import kafka_base, target_of
+from headrace_bridge.__main__ import kafka_base, target_of, topic_limits
 from headrace_bridge.kafka import limits
 from headrace_bridge.settings import BridgeSettings, filter_problem, in_one_line
 from headrace_bridge.subscriptions import FilterMemory
@@ -159,3 +160,20 @@ def test_a_memory_that_cannot_be_used_names_the_setting(tmp_path: Path) -> None:
         (tmp_path / "a.filters.json").write_text(text)
         with pytest.raises(ConfigError, match="state_dir"):
             FilterMemory(tmp_path, "a").load()
+
+
+def test_the_topic_that_is_read_must_be_there_and_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(_base: object, topics: list[str]) -> dict[str, int]:
+        asked.extend(topics)
+        return dict.fromkeys(topics, 1_000)
+
+    monkeypatch.setattr("headrace_bridge.kafka.limits", answer)
+    settings = BridgeSettings(prefix="p.", routes={"a/#": "special"})
+    found = topic_limits(settings, {}, threading.Event())
+    assert set(asked) == {"p.raw", "p.dead-letter", "p.special", "p.outbound"}
+    assert found == {"p.raw": 1_000, "p.dead-letter": 1_000, "p.special": 1_000}
+    asked.clear()
+    topic_limits(settings.model_copy(update={"outbound": False}), {}, threading.Event())
+    assert "p.outbound" not in asked

@@ -97,12 +97,13 @@ def kafka_base(settings: BridgeSettings) -> dict[str, str]:
 
 
 def topic_limits(settings: BridgeSettings, base: dict[str, str], stopping: threading.Event) -> dict[str, int] | None:
-    """Wait until Kafka has the topics; None if the process shall end before."""
-    names = dict.fromkeys([RAW, DEAD_LETTER, *settings.routes.values()])
-    topics = [settings.prefix + name for name in names]
+    """Wait until Kafka has the topics; those the bridge writes, with limits. None if the process shall end before."""
+    written = dict.fromkeys(settings.prefix + name for name in (RAW, DEAD_LETTER, *settings.routes.values()))
+    read = [settings.prefix + outbound.OUTBOUND] if settings.outbound else []
     while not stopping.is_set():
         try:
-            return kafka.limits(base, topics)
+            found = kafka.limits(base, list(dict.fromkeys([*written, *read])))
+            return {topic: found[topic] for topic in written}
         except KafkaNotReady as error:
             log.warning("waiting for Kafka", error=str(error))
         stopping.wait(ASK_AGAIN_S)

@@ -46,14 +46,17 @@ SUBSCRIBE_ID, UNSUBSCRIBE_ID = 1, 2
 IDLE_S, BUSY_S, WAITING_S, FULL_S = 0.1, 0.003, 0.01, 0.05
 GATHER_S, SMALL_READ = 0.004, 64 * 1024
 SNAPSHOT_S = 0.05
+STALLED_S = 60.0
+"""Longer than any turn: one that connects waits for TCP, TLS and CONNACK, 5 s each."""
 OUTBOUND_S = 0.01  # until `outbound` is asked again when it had nothing: asking costs as much as ten messages
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the HTTP server shows; made at the end of a turn. Ages in ms."""
+    """What the HTTP server shows; made at the end of a turn, `made_s` on the monotonic clock. Ages in ms."""
 
+    made_s: float | None = None  # None: the loop does not run yet
     connected: bool = False
     subscribed: bool = False
     kafka_up: bool = False
@@ -61,6 +64,11 @@ class Snapshot:
     by_qos: tuple[int, ...] = (0, 0, 0)
     dead_letters: dict[str, int] = field(default_factory=dict)
     latency: tuple[int, ...] = ()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop still turns; it does with both ends away, too."""
+        return self.made_s is None or time.monotonic() - self.made_s < STALLED_S
 
     @property
     def ready(self) -> bool:
@@ -250,6 +258,7 @@ class Bridge:
         try:
             while window.outstanding and time.monotonic() < deadline:
                 self._outlet.poll(BUSY_S)
+                self._take_snapshot()
                 if self._connection is not None:
                     self._connection.send(self._receiver.acknowledgements())
             if self._connection is not None:
@@ -279,7 +288,7 @@ class Bridge:
             "publish_in_flight": outbound.in_flight if outbound else 0,
         }  # fmt: skip
         self.snapshot = Snapshot(
-            self._connection is not None, self._subscribed, self._outlet.up, numbers, tuple(receiver.by_qos),
+            now, self._connection is not None, self._subscribed, self._outlet.up, numbers, tuple(receiver.by_qos),
             dict(receiver.dead_letters + outbound.dead_letters if outbound else receiver.dead_letters),
             tuple(receiver.latency),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""/healthz (the process answers), /readyz (bridge.md 6), /metrics (Prometheus text) of a running bridge."""
+"""/healthz (the loop turns), /readyz (bridge.md 6), /metrics (Prometheus text) of a running bridge."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def serve(current: Callable[[], Snapshot], host: str, port: int) -> ThreadingHTT
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answers: dict[str, Callable[[], tuple[int, str, bytes]]] = {
-                "/healthz": lambda: (200, "application/json", b'{"status": "ok"}'),
+                "/healthz": lambda: _healthy(current()),
                 "/readyz": lambda: _ready(current()),
                 "/metrics": lambda: (200, "text/plain; version=0.0.4", generate_latest(registry)),
             }
@@ -108,6 +108,11 @@ def serve(current: Callable[[], Snapshot], host: str, port: int) -> ThreadingHTT
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     return server
+
+
+def _healthy(now: Snapshot) -> tuple[int, str, bytes]:
+    status = "ok" if now.alive else "the loop stands still"
+    return (200 if now.alive else 503), "application/json", json.dumps({"status": status}).encode()
 
 
 def _ready(now: Snapshot) -> tuple[int, str, bytes]:

@@ -24,6 +24,7 @@ from headrace_bridge.record import DEAD_LETTER, Record, root_of, shown
 
 log = structlog.get_logger(__name__)
 
+OUTBOUND = "outbound"
 COMMIT_S = 0.2
 NO_LIMIT = 268_435_455
 FAILED = 0x80  # first reason code that means failure
@@ -37,7 +38,7 @@ class Outbound:
         self._consumer = consumer
         self._outlet = outlet
         self._prefix = prefix
-        self._topic = prefix + "outbound"
+        self._topic = prefix + OUTBOUND
         self._window = window
         self._v5 = v5
         self._commits = Commits()
