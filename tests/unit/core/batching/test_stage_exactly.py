@@ -1,8 +1,9 @@
 """Every field and header that the stage reads or writes, to the letter, over chunks of one record and over larger ones.
 
-What `make mutants` reported of config, event_time, keys, payload and stage beside what is tested here changes nothing
-that can be seen: letters and widths in derived keys, the spelling of `replace`, another number below every offset,
-another bound beyond which a time is out of range anyway, arithmetic in a context with enough digits.
+What mutants of config, event_time, keys, payload and stage still survive changes nothing that can be seen: letters and
+widths of keys and numbers in the state, the spelling of `replace`, another number below every offset, another bound
+beyond which a time is out of range anyway, a context whose digits suffice, a time or payload read the long way because
+the short one was missed, a looser bound before closer looking, sums of counts that are cleared each time.
 """
 
 from __future__ import annotations
@@ -118,6 +119,19 @@ def test_data_of_a_measurement_is_batched_and_all_else_moves_the_clock(fields: A
 @pytest.mark.parametrize(("header", "clock"), [(b"9", 9), (b"x", 77), (b"9" * 18, 10**18 - 1), (b"9" * 19, 77)])
 def test_the_header_of_the_receipt_time_goes_before_the_append_time(header: bytes, clock: int) -> None:
     assert applied(data(0, b"{}", 77, receipt_time=header))[0]["clock"] == clock
+
+
+@pytest.mark.parametrize(("absent", "name"), [("channel", "not_measurement"), ("entity", "invalid")])
+@pytest.mark.parametrize("chunk", [1, 10])
+def test_records_without_a_header_are_counted_each(absent: str, name: str, chunk: int) -> None:
+    records = [data(at, b"{}") for at in range(3)]
+    lacking = [r._replace(headers=tuple(item for item in r.headers if item[0] != absent)) for r in records]
+    gauges, _ = applied(*lacking, chunk=chunk)
+    assert (gauges[name], gauges["in"]) == (3, 3)
+
+
+def test_before_the_first_record_all_is_nought() -> None:
+    assert set(applied()[0].values()) == {0}
 
 
 def test_of_two_headers_with_one_name_the_first_counts() -> None:
