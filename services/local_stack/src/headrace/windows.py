@@ -1,4 +1,4 @@
-"""The two figures of a run that are not sums: cost in a sliding window, and latency percentiles. Pure."""
+"""The figures of a run that are not sums: cost in a sliding window, used share, and latency percentiles. Pure."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ def highest(dispatches: Iterable[tuple[int, int]], width_ns: int = SECOND_NS) ->
             first += 1
         most = max(most, inside)
     return most
+
+
+def used_share(dispatches: Iterable[tuple[int, int]], capacity: int) -> float:
+    """Which part of the capacity (units per second) was used between the first dispatch and the last; 0 of fewer than
+    two. The last one's cost is not of that time, so a steady rate at the capacity gives exactly 1."""
+    ordered = sorted(dispatches)
+    if len(ordered) < 2 or ordered[0][0] == ordered[-1][0]:
+        return 0.0
+    spent = sum(cost for _, cost in ordered[:-1])
+    return spent * SECOND_NS / (capacity * (ordered[-1][0] - ordered[0][0]))
 
 
 def percentile(values: Sequence[Number], part: float) -> Number | None:
