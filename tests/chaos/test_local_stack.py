@@ -54,7 +54,9 @@ class Running:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("stack") / ".headrace"
     with LocalStack(home, capacity_per_s=CAPACITY, timeout_ms=1_000, trigger_ms=500, archive=True) as local:
-        yield Running(local, local.start())
+        endpoints = local.start()
+        local.start_archive()
+        yield Running(local, endpoints)
 
 
 def store(stack: Running, job: Job = WRITER) -> verify.Rows:

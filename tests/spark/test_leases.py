@@ -1,4 +1,4 @@
-"""Two Spark jobs lease one capacity (spark-writer.md 6): real Spark, real Kafka, real PostgreSQL, a coordinator over TCP.
+"""Two Spark jobs lease one capacity (spark-writer.md 6): real Spark, Kafka and PostgreSQL, a coordinator over TCP.
 
 A start of Spark takes long, so the two jobs live through all of it: both at work, a Python worker killed (case 3), the
 lease store away and back (case 15). Each job's rows go into a table of its own; all requests are in one `hr_dispatch`.

@@ -12,6 +12,7 @@ from typing import Protocol
 import psutil
 
 from headrace.windows import SECOND_NS, highest
+from headrace_core.capacity.errors import UnknownResource
 from headrace_core.capacity.protocol import StoreStatus
 from tests.support.spark_job import Job, query
 
@@ -49,8 +50,11 @@ def workers(one: Job) -> list[psutil.Process]:
 
 
 def owners(store: Told, resource: str) -> dict[int, int]:
-    """Partitions held, by the pid of the owner (`host:pid:uuid`)."""
-    return {int(each.owner.split(":")[1]): each.partitions for each in store.status(resource).owners}
+    """Partitions held, by the pid of the owner (`host:pid:uuid`); none before anybody asked for the resource."""
+    try:
+        return {int(each.owner.split(":")[1]): each.partitions for each in store.status(resource).owners}
+    except UnknownResource:
+        return {}
 
 
 def held_until_ns(store: Told, resource: str, pid: int) -> int:

@@ -65,6 +65,7 @@ def up(
     with interruptible(), stack:
         started = time.monotonic()
         endpoints = stack.start(_say)
+        stack.start_archive(_say)
         _say("headrace", f"ready after {time.monotonic() - started:.1f} s; Ctrl-C stops it")
         _print_addresses(endpoints)
         while True:

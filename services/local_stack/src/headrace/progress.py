@@ -59,6 +59,11 @@ class Progress:
             self._plain_due = now + PLAIN_EVERY_S
             self._console.print(self._line(), highlight=False, soft_wrap=True)
 
+    @property
+    def rows(self) -> int:
+        """Rows that the writer has stored, as of the last look."""
+        return self._history[-1][1]["rows"] if self._history else 0
+
     def live(self, live: Live) -> None:
         """From now on show a table that is drawn again and again."""
         self._live = live

@@ -100,8 +100,8 @@ class LocalStack:
 
     `home`: the folder of the state. `capacity_per_s`: rows per second into the store. `timeout_ms`: when batching
     closes a batch; `batching`: further settings of it (batching.md 3). `trigger_ms`: how often Spark looks for batches.
-    `without`: names of services to leave out. `archive`: a second job writes into the same datastore, within the same
-    capacity; it is started last and not waited for.
+    `without`: names of services to leave out. `archive`: there is a second job, which writes into the same datastore
+    within the same capacity; `start_archive` starts it.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class LocalStack:
         self._ports: Ports | None = None
         self._lock: TextIO | None = None
         self._coordinator: Coordinator | None = None
+        self._setup: Setup | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -175,11 +176,15 @@ class LocalStack:
             if name not in self._without:
                 began[name] = self._launch(make(setup), progress)
         self._await([name for name in began if name in makers], began, progress)
-        if self._archive:
-            self._launch(services.archive(setup), progress)
+        self._setup = setup
         endpoints = self._endpoints(setup)
         endpoints.save(self.files.endpoints)
         return endpoints
+
+    def start_archive(self, progress: Progress = lambda _, __: None) -> None:
+        """Start the second job, once, after `start`; it is not waited for. Raises as `start`."""
+        if self._archive and self._setup is not None and services.ARCHIVE.service not in self.processes:
+            self._launch(services.archive(self._setup), progress)
 
     def check(self) -> None:
         """Raise ServiceDied if a service ended by itself."""

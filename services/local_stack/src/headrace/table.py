@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.accounting import Account
-from headrace.windows import percentile
+from headrace.windows import BUSY_S, percentile
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _rows(result: Result) -> list[tuple[str, str, str]]:
             f"publish to batch, beyond its timeout of {result.timeout_ms} ms",
         ),
         ("highest in 1 s", str(result.highest), f"of the {result.capacity} units that {_jobs(account)} may spend"),
-        ("used", f"{result.used:.0%}", "of the capacity, from the first request to the last"),
+        ("used", f"{result.used:.0%}", f"of the capacity, in the busiest {BUSY_S} s"),
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 SECOND_NS = 1_000_000_000
+BUSY_S = 10
 Number = TypeVar("Number", int, float)
 
 
@@ -27,14 +28,9 @@ def highest(dispatches: Iterable[tuple[int, int]], width_ns: int = SECOND_NS) ->
     return most
 
 
-def used_share(dispatches: Iterable[tuple[int, int]], capacity: int) -> float:
-    """Which part of the capacity (units per second) was used between the first dispatch and the last; 0 of fewer than
-    two. The last one's cost is not of that time, so a steady rate at the capacity gives exactly 1."""
-    ordered = sorted(dispatches)
-    if len(ordered) < 2 or ordered[0][0] == ordered[-1][0]:
-        return 0.0
-    spent = sum(cost for _, cost in ordered[:-1])
-    return spent * SECOND_NS / (capacity * (ordered[-1][0] - ordered[0][0]))
+def used_share(dispatches: Iterable[tuple[int, int]], capacity: int, seconds: int = BUSY_S) -> float:
+    """Which part of the capacity (units per second) was used in the busiest stretch of so many seconds."""
+    return highest(dispatches, seconds * SECOND_NS) / (capacity * seconds)
 
 
 def percentile(values: Sequence[Number], part: float) -> Number | None:
