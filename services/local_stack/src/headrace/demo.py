@@ -123,6 +123,7 @@ def _run(
     progress.phase = "draining"
     client.wait(turn=turn)
     stack.start_archive()
+    stack.await_archive(turn)
     counted = before.gauges.get("registration", {}).get("in", 0)
     return settling.settle(at, drain_s, at_least=counted + client.acknowledged, turn=turn)
 

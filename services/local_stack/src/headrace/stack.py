@@ -23,7 +23,7 @@ import msgspec
 from confluent_kafka.admin import AdminClient
 
 from headrace import leasing, services, topics
-from headrace.endpoints import Endpoints
+from headrace.endpoints import ARCHIVE, Endpoints
 from headrace.kafka import KafkaServer
 from headrace.mqtt import MqttBroker
 from headrace.ports import Ports
@@ -183,8 +183,19 @@ class LocalStack:
 
     def start_archive(self, progress: Progress = lambda _, __: None) -> None:
         """Start the second job, once, after `start`; it is not waited for. Raises as `start`."""
-        if self._archive and self._setup is not None and services.ARCHIVE.service not in self.processes:
+        if self._archive and self._setup is not None and ARCHIVE.service not in self.processes:
             self._launch(services.archive(self._setup), progress)
+
+    def await_archive(self, turn: Callable[[], None]) -> None:
+        """Wait until the second job, which was started, is ready; `turn` is called meanwhile. Raises as `start`, and
+        what `turn` raises."""
+        if not self._archive:
+            return
+        service, deadline = self._services[ARCHIVE.service], time.monotonic() + READY_S
+        while not service.ready(self._running.children[service.name]):
+            turn()
+            self._still_hopeful([service.name], deadline)
+            time.sleep(POLL_S)
 
     def check(self) -> None:
         """Raise ServiceDied if a service ended by itself."""
