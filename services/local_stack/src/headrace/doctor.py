@@ -205,7 +205,8 @@ def _moved(before: Mark, after: Mark) -> bool:
         names = (("registration", "in"), ("registration", "pending"), ("batching", "in"), ("batching", "members"))
         return tuple(mark.gauges.get(stage, {}).get(name, 0) for stage, name in names)
 
-    return messages(before) != messages(after) or before.totals != after.totals
+    written = [(mark.totals, mark.archived) for mark in (before, after)]
+    return messages(before) != messages(after) or written[0] != written[1]
 
 
 def _trimmed(at: Endpoints) -> bool:
