@@ -32,7 +32,7 @@ from tests.support import verify
 from tests.support.streams_worker import until
 from tests.support.traffic import Fleet, connect, publish
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 PARTITIONS = 4
 KILLS = int(os.environ.get("HEADRACE_CHAOS_KILLS", "5"))
@@ -53,7 +53,7 @@ class Running:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("stack") / ".headrace"
-    with LocalStack(home, capacity_per_s=CAPACITY, timeout_ms=1_000, trigger_ms=500, archive=True) as local:
+    with LocalStack(home, capacity_per_s=CAPACITY, timeout_ms=1_000, trigger_ms=2_000, archive=True) as local:
         endpoints = local.start()
         local.start_archive()
         yield Running(local, endpoints)
@@ -114,7 +114,7 @@ def missing(stack: Running) -> str:
 
 def settle(stack: Running) -> None:
     """Wait until the stack is drained and stays so for two timeouts."""
-    deadline, left = time.monotonic() + 300, "nothing was seen"
+    deadline, left = time.monotonic() + 600, "nothing was seen"
     while left := missing(stack) or (time.sleep(2) or missing(stack)):
         assert time.monotonic() < deadline, left
         time.sleep(0.5)
