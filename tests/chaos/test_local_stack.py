@@ -19,8 +19,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from headrace.endpoints import Endpoints
+from headrace import evidence
+from headrace.endpoints import ARCHIVE, WRITER, Endpoints, Job
 from headrace.stack import LocalStack
+from headrace.windows import highest
 from headrace_core.batching.config import BatchingConfig
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.registration.queries import answer
@@ -30,11 +32,13 @@ from tests.support import verify
 from tests.support.streams_worker import until
 from tests.support.traffic import Fleet, connect, publish
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 PARTITIONS = 4
-SERVICES = ("bridge", "streams", "api", "spark")
 KILLS = int(os.environ.get("HEADRACE_CHAOS_KILLS", "5"))
+SERVICES = {"bridge": KILLS, "streams": KILLS, "api": KILLS, "spark": -(-KILLS // 2), "archive": KILLS // 2}
+"""How often each is killed. Both Spark jobs lease one capacity."""
+CAPACITY = 600
 REGISTRATION = RegistrationConfig(roots={"te": "main-dev"})
 
 
@@ -49,14 +53,18 @@ class Running:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("stack") / ".headrace"
-    with LocalStack(home, capacity_per_s=2_000, timeout_ms=1_000, trigger_ms=500) as local:
-        yield Running(local, local.start())
+    with LocalStack(home, capacity_per_s=CAPACITY, timeout_ms=1_000, trigger_ms=2_000, archive=True) as local:
+        endpoints = local.start()
+        local.start_archive()
+        yield Running(local, endpoints)
 
 
-def store(stack: Running) -> verify.Rows:
-    """The rows of the datastore."""
+def store(stack: Running, job: Job = WRITER) -> verify.Rows:
+    """The rows of a job in the datastore."""
     with closing(sqlite3.connect(stack.endpoints.database, timeout=30)) as db:
-        found = db.execute("SELECT source, metric, time_ms, value FROM measurements").fetchall()
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (job.table,)).fetchall():
+            return {}
+        found = db.execute(f"SELECT source, metric, time_ms, value FROM {job.table}").fetchall()
     rows = {(source, metric, time_ms): value for source, metric, time_ms, value in found}
     assert len(rows) == len(found)
     return rows
@@ -95,16 +103,18 @@ def missing(stack: Running) -> str:
         taken, open_ = gauge(stack, "in", "registration"), gauge(stack, "open_batches", "batching")
     except OSError as error:
         return str(error)
-    rows = store(stack)
-    if (taken, open_, rows) == (sent, 0, expected):
+    other = []
+    for job in stack.endpoints.jobs:
+        rows = store(stack, job)
+        other += sorted((job.name, *key) for key in expected.keys() | rows.keys() if expected.get(key) != rows.get(key))
+    if (taken, open_, other) == (sent, 0, []):
         return ""
-    other = sorted(key for key in expected.keys() | rows.keys() if expected.get(key) != rows.get(key))
     return f"{taken} of {sent} messages, {open_} batches open, {len(other)} of {len(expected)} rows: {other[:5]}"
 
 
 def settle(stack: Running) -> None:
     """Wait until the stack is drained and stays so for two timeouts."""
-    deadline, left = time.monotonic() + 150, "nothing was seen"
+    deadline, left = time.monotonic() + 600, "nothing was seen"
     while left := missing(stack) or (time.sleep(2) or missing(stack)):
         assert time.monotonic() < deadline, left
         time.sleep(0.5)
@@ -154,7 +164,7 @@ def test_bad_input_is_dead_lettered_with_its_reason_and_stops_nobody(stack: Runn
 
 def test_kill_9_of_any_service_loses_nothing_and_doubles_nothing(stack: Running) -> None:
     dice = random.Random(20)
-    order = [service for service in SERVICES for _ in range(KILLS)]
+    order = [service for service, kills in SERVICES.items() for _ in range(kills)]
     dice.shuffle(order)
     fleet = Fleet(stack.endpoints).start()
     for service in order:
@@ -175,13 +185,24 @@ def test_kill_9_of_any_service_loses_nothing_and_doubles_nothing(stack: Running)
         seen, expected = verify.distinct(routed[partition]), first[partition].to("routed")
         assert seen == expected[: len(seen)]  # ticks of the last moment may not have been copied yet
         assert verify.distinct(batches[partition]) == second[partition].to("batches")
-    assert store(stack) == verify.rows_of(documents(batches))
+    assert store(stack) == store(stack, ARCHIVE) == verify.rows_of(documents(batches))
+    within_capacity(stack)
     published = {json.loads(payload)["v"] for topic, payload in fleet.acknowledged if "/m/" in topic}
     assert published <= {
         row for (source, metric, _), row in store(stack).items() if "chaos" in source and metric[1:] == ".v"
     }
     asked(stack, first)
     until(lambda: counted(stack) == pure_counts(second), "the counters of batching", 30)
+
+
+def within_capacity(stack: Running) -> None:
+    """No second over both jobs is above what they lease, although both were killed and started again."""
+    spent = evidence.dispatches(stack.endpoints.database, 0)
+    with closing(sqlite3.connect(stack.endpoints.database, timeout=30)) as db:
+        written = dict(db.execute("SELECT job, value FROM hr_total WHERE name = 'inserted'").fetchall())
+    assert written.keys() == {WRITER.name, ARCHIVE.name}
+    assert sum(cost for _, cost in spent) >= sum(written.values()), "each try is charged"
+    assert 0 < highest(spent) <= CAPACITY
 
 
 COUNTED = ("in", "accepted", "duplicate", "invalid", "members", "opened.new", "opened.conflict", "closed.timeout")

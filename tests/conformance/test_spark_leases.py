@@ -6,13 +6,18 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from headrace.kafka import free_port
+from headrace_capacity.coordinator import Coordinator
 from headrace_spark import capacity
+from headrace_spark.jobs.writer import _exit_code
 from headrace_spark.settings import Settings, check
 from tests.support import postgres
 from tests.unit.spark.fakes import job
@@ -94,3 +99,37 @@ def test_the_driver_leases_as_its_workers_do(store: str) -> None:
         pacer.stop()
     assert largest_window([(at, 40) for at in at_ns]) <= CAPACITY
     assert pacer.used() > 0
+
+
+def coordinated(folder: Path, port: int, **changes: object) -> Settings:
+    (folder / "token").write_text("secret")
+    address = f"tcp://127.0.0.1:{port}"
+    return job(lease_store=address, lease_token_file=str(folder / "token"), capacity=CAPACITY, max=40, **changes)
+
+
+def test_a_job_waits_for_a_lease_store_that_is_not_there_yet(tmp_path: Path) -> None:
+    port, made = free_port(), threading.Event()
+
+    def make() -> int:
+        pacer = capacity.in_driver(coordinated(tmp_path, port))
+        made.set()
+        try:
+            return pacer.run(40, lambda at_ns: at_ns)
+        finally:
+            pacer.stop()
+
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(make)
+        assert not made.wait(1.5)
+        began_ns = time.monotonic_ns()
+        coordinator = Coordinator("secret", port=port, cold=True).start()
+        try:
+            assert sent.result(240) >= began_ns
+        finally:
+            coordinator.stop()
+
+
+def test_but_not_longer_than_for_a_store_that_is_down(tmp_path: Path) -> None:
+    with pytest.raises(capacity.LeaseStoreDown) as caught:
+        capacity.in_driver(coordinated(tmp_path, free_port(), sink_down_max_ms=1))
+    assert _exit_code(caught.value) == 1

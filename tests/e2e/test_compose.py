@@ -1,5 +1,7 @@
 """docker-compose.yml from its build to its end: telemetry goes in over MQTT, is known to the API, lies in PostgreSQL.
 
+The profile `two-writers` is part of it: both Spark jobs write into the database, within its one capacity.
+
 The project has a name and ports of its own, so it runs beside another one; it is taken down whatever happens.
 """
 
@@ -20,6 +22,7 @@ import psycopg
 import pytest
 
 from headrace.kafka import free_port
+from headrace.windows import highest
 from tests.support.bridge_process import read_topic
 from tests.support.docker import REPOSITORY, eventually
 
@@ -27,6 +30,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 BUILD_S, UP_S, DOWN_S = 1200, 400, 180
 WRITTEN_S = 240
+PROFILES = ("--profile=demo", "--profile=two-writers")
 PORTS = ("KAFKA", "MQTT", "POSTGRES", "STREAMS", "BRIDGE", "API")
 
 
@@ -41,7 +45,7 @@ class Compose:
     def run(self, *arguments: str, seconds: float, check: bool = True) -> str:
         """Run `docker compose`; returns what it printed."""
         variables = {f"HEADRACE_{part}_PORT": str(port) for part, port in self.ports.items()}
-        command = ["docker", "compose", "--progress=plain", "--project-name", self.name, "--profile=demo", *arguments]
+        command = ["docker", "compose", "--progress=plain", "--project-name", self.name, *PROFILES, *arguments]
         ran = subprocess.run(
             command, cwd=REPOSITORY, env={**os.environ, **variables}, timeout=seconds, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -110,10 +114,18 @@ def test_telemetry_goes_from_mqtt_to_the_api_and_to_postgres(compose: Compose) -
     eventually(lambda: in_work(compose), lambda left: left == (0, 0))
 
     members = members_of_batches(compose)
-    counted = eventually(lambda: spark_counts(compose), lambda n: n["members"] >= members, WRITTEN_S)
-    assert counted["rows"] == counted["inserted"] + counted["replaced"] + counted["repeats"]
+    for job in ("spark", "archive"):
+        counted = eventually(lambda job=job: spark_counts(compose, job), lambda n: n["members"] >= members, WRITTEN_S)
+        written = ("inserted", "replaced", "repeats", "rows_refused")
+        assert counted["rows"] == sum(counted[name] for name in written)
     with psycopg.connect(compose.database) as db:
         rows = db.execute("SELECT source, count(*) FROM measurements GROUP BY source").fetchall()
+        archived = db.execute("SELECT source, count(*) FROM archive GROUP BY source").fetchall()
+        spent = db.execute("SELECT at_ns, cost FROM hr_dispatch").fetchall()
+    assert sorted(archived) == sorted(rows)
+    capacity = json.loads(get(f"{compose.url('API')}/v1/capacity/postgres"))
+    assert 0 < highest(spent) <= capacity["shared_capacity"] == 500
+    assert sum(cost for _, cost in spent) >= 2 * counted["inserted"], "both jobs are among the dispatches"
     assert sum(count for _, count in rows) == counted["inserted"] > 0
     assert {f"te/{device}" for device in devices} <= {source for source, _ in rows}
 
@@ -158,8 +170,8 @@ def members_of_batches(compose: Compose) -> int:
     return sum(len(json.loads(record.value)["members"]) for record in records if "kind" not in record.headers)
 
 
-def spark_counts(compose: Compose) -> dict[str, int]:
-    """The writer's own totals, asked for inside its container: it listens on the loopback address there."""
+def spark_counts(compose: Compose, job: str) -> dict[str, int]:
+    """A job's own totals, asked for inside its container: it listens on the loopback address there."""
     ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8083/metrics', timeout=4).read().decode())"
-    text = compose.run("exec", "-T", "spark", "python", "-c", ask, seconds=30)
+    text = compose.run("exec", "-T", job, "python", "-c", ask, seconds=30)
     return totals(text, "headrace_spark_")

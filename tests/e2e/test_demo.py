@@ -16,8 +16,8 @@ import pytest
 
 from headrace.stack import Files, recorded
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(400)]
-LIMIT_S = 240
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1200)]
+LIMIT_S = 500
 
 
 def start(home: Path, *options: str) -> subprocess.Popen[str]:
@@ -63,7 +63,11 @@ def check(document: dict[str, Any]) -> None:
     assert document["replayed"] > 0
     assert document["stored"] > document["members"] > document["published"] // 2
     assert document["pending"] == document["pending_before"] + 3
-    assert 0 < document["window"]["highest"] <= document["window"]["capacity"] == 200
+    window = document["window"]
+    assert 0 < window["highest"] <= window["capacity"] == 200
+    assert window["jobs"] == 2
+    assert 0 < window["used_share"] <= 1
+    assert document["archived"] == document["stored"], "the second job has written the same once more"
     assert document["latency_ms"]["batches"] > document["batches"] // 2
     assert -500 < document["latency_ms"]["p50"] <= document["latency_ms"]["p99"]
 
@@ -93,6 +97,8 @@ def test_every_message_is_accounted_for_and_again_over_the_same_state(tmp_path: 
         findings = {(one["group"], one["name"]): one for one in json.loads(looked.stdout)}
         assert looked.returncode == 0, looked.stdout + looked.stderr
         assert findings["accounts", "sum"]["good"] is True, findings
+        assert findings["ports", "archive"]["good"] is True, findings
+        assert findings["capacity", "datastore"]["good"] is True, findings
         assert findings["topics", "raw"]["words"] == "4 partitions, delete, LogAppendTime"
     finally:
         second.send_signal(signal.SIGTERM)

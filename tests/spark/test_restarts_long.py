@@ -8,35 +8,16 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tests.spark.test_restarts import delete_until, left, newest, rows, staged, total
 from tests.support import postgres
+from tests.support.lease_checks import workers
 from tests.support.spark_job import Job, documents, largest_window, produce, query, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(3600)]
-
-
-def workers(one: Job) -> list[psutil.Process]:
-    """The Python workers of Spark: what its daemon has forked."""
-    assert one.process is not None
-    found = []
-    for child in psutil.Process(one.process.pid).children(recursive=True):
-        try:
-            parent = child.parent()
-            if (
-                parent is not None
-                and "pyspark.daemon" in " ".join(parent.cmdline())
-                and "pyspark.daemon" in " ".join(child.cmdline())
-            ):
-                found.append(child)
-        except psutil.Error:
-            continue
-    return found
 
 
 def test_case_3_python_workers_are_killed_twenty_times(job: Callable[..., Job], database: str) -> None:
@@ -211,28 +192,3 @@ def write(rows, context):
         (HERE / "killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def test_two_jobs_lease_one_capacity_and_workers_are_killed(
-    job: Callable[..., Job], database: str, tmp_path: Path
-) -> None:
-    leased = {"lease_store": database, "resource": "db", "capacity": 1000, "max": 50, "master": "local[2,20]"}
-    one = staged(job, database, **leased)
-    two = staged(
-        job, database, tmp_path / "two", **leased, job="other", checkpoint=str(tmp_path / "two" / "checkpoint")
-    )
-    produce(one, documents(400))
-    one.start()
-    two.start()
-    until(lambda: rows(database) > 0, one)
-    for _ in range(3):
-        until(lambda: workers(one), one)
-        random.Random(1).choice(workers(one)).kill()
-        time.sleep(1)
-    written = "SELECT value FROM hr_total WHERE job = %s AND name = 'records'"
-    for name, process in (("writer", one), ("other", two)):
-        until(lambda name=name: query(database, written, name) == [(400,)], process, 900)
-        assert process.terminate() == 0, process.log()[-4000:]
-    assert rows(database) == 4000
-    assert query(database, "SELECT sum(value) FROM hr_total WHERE name IN ('inserted', 'repeats')") == [(8000,)]
-    assert 0 < largest_window(one, database) <= 1000

@@ -15,10 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace_capacity.stores import open_store
+from headrace_core.capacity.errors import LeaseStoreUnavailable
 from headrace_core.capacity.resources import ProvisionedResource, SharedResource
 from headrace_core.capacity.units import Amount
+from headrace_spark.database import StateDown
 from headrace_spark.host_pacing import HostPacer
 from headrace_spark.pacing import SECOND_NS, Pacer, Pacing
+from headrace_spark.patience import Patience
 from headrace_spark.settings import Settings
 
 
@@ -53,8 +56,14 @@ def in_every_process(settings: Settings) -> Callable[[], Pacing]:
     return functools.partial(HostPacer, Path(tempfile.gettempdir()) / f"headrace-{name}.capacity", settings.usable)
 
 
+class LeaseStoreDown(StateDown):
+    """The lease store did not answer for as long as a store may be away (`sink_down_max_ms`)."""
+
+    code = "lease_store_down"
+
+
 def _leased(settings: Settings) -> Pacer:
-    """Raises `CapacityConfig`, `LeaseStoreUnavailable`."""
+    """Waits for a lease store that is away or slow, as for a sink. Raises `CapacityConfig`, `LeaseStoreDown`."""
     token = Path(settings.lease_token_file).read_text().strip() if settings.lease_token_file else ""
     resource = Eager(
         open_store(settings.lease_store, token=token),
@@ -63,4 +72,12 @@ def _leased(settings: Settings) -> Pacer:
         factor=settings.partition_worth,
         weight=settings.weight,
     )
+    Patience(settings.sink_down_max_ms).keep(functools.partial(_made_known, resource))
     return Pacer(resource, settings.headroom, quarantine=False)
+
+
+def _made_known(resource: SharedResource) -> None:
+    try:
+        resource.start()
+    except LeaseStoreUnavailable as error:
+        raise LeaseStoreDown(str(error)) from error

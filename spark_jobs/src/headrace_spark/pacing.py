@@ -37,6 +37,10 @@ class Pacing(Protocol):
         """Units that went out in the last second."""
         ...
 
+    def stop(self) -> None:
+        """Nothing goes out any more; what was leased goes back."""
+        ...
+
 
 class Pacer:
     """Strict pacing for one caller at a time. `limiter` is a fixed resource or a leased one, `headroom` the part left

@@ -22,8 +22,8 @@ from headrace_streams.topics import wanted
 from tests.support.docker import COMPOSE_FILE, REPOSITORY, services
 
 SERVICES = services()
-OURS = {"streams", "bridge", "api", "spark", "publisher"}
-WRITER = REPOSITORY / "deploy/compose/writer.toml"
+OURS = {"streams", "bridge", "api", "spark", "archive", "publisher"}
+WRITER, ARCHIVE = (REPOSITORY / f"deploy/compose/{name}.toml" for name in ("writer", "archive"))
 
 
 def targets() -> dict[str, str]:
@@ -45,7 +45,8 @@ def service(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_the_services_are_those_of_the_architecture() -> None:
     assert set(SERVICES) == OURS | {"kafka", "mosquitto", "postgres"}
-    assert [name for name, service in SERVICES.items() if service.get("profiles") == ["demo"]] == ["publisher"]
+    profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
+    assert profiles == {"publisher": ["demo"], "archive": ["two-writers"]}
 
 
 def test_every_service_is_checked_bounded_and_stops_in_time(service: dict[str, Any]) -> None:
@@ -129,14 +130,29 @@ def test_all_meet_at_the_same_addresses_with_the_same_roots(monkeypatch: pytest.
 
 
 def test_the_writer_writes_to_the_database_of_compose_with_the_connector_of_its_image() -> None:
-    writer, database = load(WRITER), SERVICES["postgres"]["environment"]
-    url = "postgresql://{POSTGRES_USER}:{POSTGRES_PASSWORD}@postgres:5432/{POSTGRES_DB}".format(**database)
-    assert (writer.sink, writer.state_dsn) == (url, url)
+    writer = load(WRITER)
+    assert (writer.sink, writer.state_dsn) == (database_url(), database_url())
     assert is_postgres(writer.sink)
     assert writer.spark["spark.jars.packages"] == ""
     assert writer.spark["spark.driver.extraClassPath"] == "/opt/headrace/jars/*"
     assert "COPY --from=jars /opt/headrace/jars /opt/headrace/jars" in targets()["spark"]
     assert f":{writer.metrics_port}/readyz" in SERVICES["spark"]["healthcheck"]["test"][-1]
+
+
+def database_url() -> str:
+    database = SERVICES["postgres"]["environment"]
+    return "postgresql://{POSTGRES_USER}:{POSTGRES_PASSWORD}@postgres:5432/{POSTGRES_DB}".format(**database)
+
+
+def test_both_jobs_lease_one_capacity_from_the_database_and_the_api_shows_it() -> None:
+    one, two = load(WRITER), load(ARCHIVE)
+    shared = ("lease_store", "resource", "capacity", "headroom", "cost", "sink", "state_dsn", "kafka", "prefix", "max")
+    assert [getattr(one, name) for name in shared] == [getattr(two, name) for name in shared]
+    assert one.lease_store == SERVICES["api"]["environment"]["HEADRACE_API_CAPACITY_STORE"] == database_url()
+    assert one.request_rows <= one.partition_worth * 2, "jobs take turns within a second"
+    assert (one.job, one.table) != (two.job, two.table)
+    volumes = [set(SERVICES[name]["volumes"]) for name in ("spark", "archive")]
+    assert volumes[0].isdisjoint(volumes[1]), "each has a job file and a checkpoint of its own"
 
 
 def test_health_checks_ask_at_the_ports_that_the_settings_listen_on() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from headrace_core.errors import ConfigError
 from headrace_spark.database import StateDown
-from headrace_spark.exits import CheckpointRefused, CorruptInput
-from headrace_spark.jobs.writer import _ended, _exit_code
+from headrace_spark.exits import CheckpointRefused, CorruptInput, Stopping
+from headrace_spark.jobs.writer import _ended, _exit_code, _Query
 from headrace_spark.losses import DataLost
 from headrace_spark.outbox import OutboxDown
 from headrace_spark.sinks.port import SinkDown
@@ -67,6 +67,20 @@ def test_a_stop_waits_for_the_micro_batch_under_way_but_not_for_ever() -> None:
         assert ended(parts, query) is False
         assert parts.turn.locked(), "the turn of the micro-batch stays its own"
     assert query.stops == 1
+
+
+@pytest.mark.parametrize("word", ["stop", "again"])
+def test_a_micro_batch_that_comes_while_the_query_is_stopped_is_refused_at_once(word: str) -> None:
+    """The stop has the turn and waits for the end of Spark's thread, which brings this micro-batch."""
+    given: Any = Parts()
+    work = _Query(given, 1, 1)
+    work.named("query")
+    getattr(given if word == "stop" else work, word).set()
+    with given.turn, pytest.raises(Stopping):
+        work.write(None, 1)
+    with pytest.raises(Stopping):
+        work.write(None, 1)
+    assert not given.turn.locked()
 
 
 def test_an_error_without_any_word_is_a_failure_and_the_jobs_own_comes_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from headrace.accounting import Account, account, latencies
-from headrace.evidence import Found, Mark
+from headrace.evidence import Found, Mark, Written
 from headrace.publisher import digest
 from headrace.telemetry import Message
-from tests.support.dry_run import START_MS, Dry, script
+from tests.support.dry_run import START_MS, Dry, FakeRecord, script
 
 
 def accounted(dry: Dry, before: Mark | None = None) -> Account:
@@ -156,7 +157,7 @@ def test_a_row_that_is_not_in_the_table_is_missed():
     dry = Dry().publish(script())
     after = dry.mark()
     found = account(Mark(), replace(after, rows=after.rows - 1), dry.found(), dry.published)
-    assert broken(found) == {"rows in the table = inserted"}
+    assert broken(found) == {"writer: rows in the table = inserted"}
 
 
 def test_batches_that_the_writer_has_not_taken_are_pending():
@@ -192,3 +193,66 @@ def test_the_opening_message_of_a_batch_is_the_one_that_opened_it():
     opened = {(topic, event_ms) for topic, event_ms, _ in dry.found().opened}
     assert len(opened) == dry.found().batches
     assert ("te/device/cpu///m/usage", START_MS) in opened
+
+
+def archived(dry: Dry, **wrong: int) -> Mark:
+    """The mark after a run of which a second job has written everything, but for what is wrong."""
+    after = dry.mark()
+    totals = Counter(after.totals)
+    totals.update({name: by for name, by in wrong.items() if name != "table"})
+    return replace(after, archived=Written(totals, after.rows + wrong.get("table", 0)))
+
+
+def test_a_second_job_has_identities_of_its_own_and_no_part_in_the_sum():
+    dry = Dry().publish(script())
+    alone = accounted(dry)
+    found = account(Mark(), archived(dry), dry.found(), dry.published)
+    assert found.holds
+    assert (found.sum, found.archived) == (alone.sum, found.stored)
+    assert alone.archived is None
+    assert len(found.lines) == len(alone.lines) + 7
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"table": -1}, "archive: rows in the table = inserted"),
+        ({"rows": 1}, "archive: rows = inserted + replaced + repeated + refused"),
+        ({"documents": -1}, "batches = documents of the archive"),
+        ({"members_taken": 1}, "archive: members = taken + refused"),
+    ],
+)
+def test_a_second_job_that_loses_something_is_found(wrong: dict[str, int], line: str):
+    dry = Dry().publish(script())
+    found = account(Mark(), archived(dry, **wrong), dry.found(), dry.published)
+    assert line in broken(found)
+    assert found.sum.holds
+
+
+def test_the_dead_letters_of_a_second_job_are_its_own():
+    """Both jobs refuse the same member: it is one message."""
+    dry = Dry().publish(script())
+    alone, letter = accounted(dry), json.dumps({"reason": "schema"}).encode()
+    headers = [[("id", f"{job}:0:1:0".encode()), ("stage", f"spark.{job}".encode())] for job in ("writer", "archive")]
+    dry.topics["dead-letter"] += [FakeRecord(b"te", letter, one, START_MS) for one in headers]
+    after = refused(dry.mark(), members_taken=-1, members_rejected=1, **{"dead_letters.schema": 1})
+    found = account(Mark(), replace(after, archived=Written(after.totals, after.rows)), dry.found(), dry.published)
+    assert found.holds
+    assert (found.dead, found.out) == (alone.dead + 1, alone.out - 1)
+
+
+def test_a_row_that_the_store_refuses_makes_its_member_a_dead_letter():
+    dry = Dry().publish(script())
+    alone, letter = accounted(dry), json.dumps({"reason": "sink_rejected"}).encode()
+    headers = [("id", b"writer:0:1:0"), ("stage", b"spark.writer")]
+    dry.topics["dead-letter"].append(FakeRecord(b"te", letter, headers, START_MS))
+    after = refused(dry.mark(), inserted=-1, rows_refused=1, **{"dead_letters.sink_rejected": 1})
+    found = account(Mark(), replace(after, rows=after.rows - 1), dry.found(), dry.published)
+    assert found.holds
+    assert (found.dead, found.out) == (alone.dead + 1, alone.out - 1)
+
+
+def refused(after: Mark, **changes: int) -> Mark:
+    totals = Counter(after.totals)
+    totals.update(changes)
+    return replace(after, totals=totals)

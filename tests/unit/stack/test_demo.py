@@ -24,6 +24,9 @@ class Dying:
         if self._left < 0:
             raise ServiceDied("streams", -9, "last words")
 
+    def start_archive(self) -> None:
+        pass
+
 
 def unreachable(*_: Any, **__: Any) -> list[str]:
     raise Unreachable("http://127.0.0.1:1: no connection")

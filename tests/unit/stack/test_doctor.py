@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headrace import doctor, evidence
+from headrace import doctor, evidence, leasing
 from headrace.doctor import Finding
 from headrace.evidence import Found, Mark
 from headrace.java import NoJava
+from headrace_capacity.stores import open_store
+from headrace_core.capacity.errors import LeaseStoreUnavailable
+from headrace_core.capacity.protocol import LeaseRequest
+from headrace_core.capacity.resources import SharedResource
 from tests.support.dry_run import Dry, script
 from tests.unit.stack.test_settling import AT
 
@@ -57,6 +61,27 @@ def test_a_machine_without_java_is_told_what_to_install(monkeypatch: pytest.Monk
     assert "install one" in found.words
 
 
+def test_the_capacity_is_told_as_its_coordinator_tells_it(tmp_path: Path):
+    coordinator = leasing.coordinate(tmp_path, 0)
+    at = replace(AT, lease_store=coordinator.address, lease_token_file=leasing.token_file(tmp_path))
+    try:
+        (unknown,) = doctor.leased(at)
+        store = open_store(coordinator.address, token=at.lease_token_file.read_text())
+        resource = SharedResource(store, name=at.resource, shared_capacity=200, factor=10)
+        resource.start()
+        store.sync(LeaseRequest(resource=at.resource, owner="a", seq=1, want=5), 5_000)
+        (known,) = doctor.leased(at)
+        store.close()
+    finally:
+        coordinator.stop()
+    assert (unknown.good, unknown.words) == (None, "no job has asked for it yet")
+    assert known.good is True
+    assert known.words.startswith("200 units/s, ")
+    assert at.lease_token_file.stat().st_mode & 0o077 == 0
+    with pytest.raises(LeaseStoreUnavailable):
+        list(doctor.leased(at))
+
+
 def test_a_service_that_does_not_answer_is_bad(tmp_path: Path):
     """A stack was up, and nothing of it is there any more."""
     (tmp_path / "stack.json").parent.mkdir(exist_ok=True)
@@ -73,7 +98,7 @@ def test_accounts_from_the_first_record_on(monkeypatch: pytest.MonkeyPatch, dry:
 def test_accounts_that_do_not_add_up_are_bad(monkeypatch: pytest.MonkeyPatch, dry: Dry):
     wrong = replace(dry.mark(), rows=1)
     findings = accounts(monkeypatch, [wrong, wrong], dry.found())
-    assert findings["rows in the table = inserted"].good is False
+    assert findings["writer: rows in the table = inserted"].good is False
 
 
 @pytest.mark.parametrize("quiet", [True, False])

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from headrace import evidence
-from headrace.evidence import Mark, Unreachable
+from headrace.endpoints import ARCHIVE
+from headrace.evidence import Mark, Unreachable, Written
 from tests.support.dry_run import FakeRecord
 
 METRICS = """# HELP headrace_stage Stage.gauges
@@ -49,10 +50,10 @@ def test_a_service_that_does_not_answer_well_is_unreachable():
 
 
 def test_before_the_writer_first_ran_there_is_nothing(tmp_path: Path):
-    assert evidence.stored(tmp_path / "none.db") == ({}, 0, 0)
-    assert evidence.dispatches(tmp_path / "none.db", 0) == []
     sqlite3.connect(tmp_path / "empty.db").close()
-    assert evidence.stored(tmp_path / "empty.db") == ({}, 0, 0)
+    for path in (tmp_path / "none.db", tmp_path / "empty.db"):
+        assert evidence.stored(path) == Written()
+        assert (evidence.dispatches(path, 0), evidence.last_dispatch(path)) == ([], 0)
 
 
 def test_rows_totals_and_dispatches_are_read_from_the_tables(tmp_path: Path):
@@ -61,10 +62,15 @@ def test_rows_totals_and_dispatches_are_read_from_the_tables(tmp_path: Path):
         db.execute("CREATE TABLE hr_total (job TEXT, name TEXT, value INTEGER)")
         db.execute("CREATE TABLE measurements (source TEXT)")
         db.execute("CREATE TABLE hr_dispatch (at_ns INTEGER, cost INTEGER, rows INTEGER)")
-        db.executemany("INSERT INTO hr_total VALUES (?, ?, ?)", [("a", "rows", 2), ("b", "rows", 3), ("a", "cost", 9)])
+        totals = [("writer", "rows", 2), ("archive", "rows", 3), ("writer", "cost", 9)]
+        db.executemany("INSERT INTO hr_total VALUES (?, ?, ?)", totals)
         db.executemany("INSERT INTO measurements VALUES (?)", [("x",), ("y",)])
         db.executemany("INSERT INTO hr_dispatch VALUES (?, ?, ?)", [(10, 5, 5), (20, 6, 6), (30, 7, 7)])
-    assert evidence.stored(path) == ({"rows": 5, "cost": 9}, 2, 3)
+        db.execute("CREATE TABLE archive (source TEXT)")
+        db.execute("INSERT INTO archive VALUES ('x')")
+    assert evidence.stored(path) == Written({"rows": 2, "cost": 9}, 2)
+    assert evidence.stored(path, ARCHIVE) == Written({"rows": 3}, 1)
+    assert evidence.last_dispatch(path) == 3
     assert evidence.dispatches(path, after=1) == [(20, 6), (30, 7)]
 
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.live import Live
 
 from headrace import evidence, progress
-from headrace.evidence import Ends, Mark
+from headrace.endpoints import WRITER
+from headrace.evidence import Ends, Mark, Written
 from headrace.progress import Progress
 from tests.unit.stack.test_settling import AT
 
@@ -28,14 +29,14 @@ class Offsets:
 class Stage:
     """A progress on a clock and counts of the test's own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, archived: Written | None = None) -> None:
         self.seconds, self.rows = 1000.0, 50
         monkeypatch.setattr(progress.time, "monotonic", lambda: self.seconds)
-        monkeypatch.setattr(evidence, "stored", lambda _: ({}, self.rows, 0))
+        monkeypatch.setattr(evidence, "stored", lambda _, job=WRITER: Written({}, self.rows if job == WRITER else 5))
         self.offsets, self.out = Offsets(), io.StringIO()
         self.console = Console(file=self.out, width=120)
         given: Any = self.offsets
-        self.progress = Progress(AT, Mark(ends=self.offsets.ends(), rows=50), self.console, given)
+        self.progress = Progress(AT, Mark(ends=self.offsets.ends(), rows=50, archived=archived), self.console, given)
 
     def go_on(self, seconds: float) -> None:
         """So much later 20 more messages a second are in raw, and 10 rows a second in the store."""
@@ -71,3 +72,9 @@ def test_on_a_terminal_a_table_with_a_line_a_stage(monkeypatch: pytest.MonkeyPat
     assert rows == [["published", "100", "20"], ["raw", "100", "20"], ["routed", "0", "0"], ["batches", "0", "0"],
                     ["rows", "50", "10"]]  # fmt: skip
     assert f"at most {AT.capacity_per_s} per second" in said
+
+
+def test_a_second_job_has_a_stage_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, archived=Written({}, 2))
+    stage.go_on(1)
+    assert stage.out.getvalue().strip().endswith("rows 10 (0/s), archived 3 (0/s)")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace import services, topics
+from headrace.endpoints import ARCHIVE, WRITER, Job
 from headrace.services import Service, Setup
 from headrace_api.settings import Settings as ApiSettings
 from headrace_bridge.settings import BridgeSettings
@@ -51,21 +52,32 @@ def test_the_api_understands_its_environment(setup: Setup, monkeypatch: pytest.M
     read = ApiSettings()
     assert (read.kafka, read.prefix, read.http_port) == (setup.kafka, "p.", setup.ports["api"])
     assert (read.data_dir, read.roots) == (setup.home / "api", {"te": "main-dev"})
+    assert read.capacity_store == setup.lease_store
 
 
-def test_the_writer_understands_its_job_file_and_its_jvm_is_bounded(setup: Setup) -> None:
-    (setup.home / "job.toml").write_text(services.job_file(setup))
+@pytest.mark.parametrize("job", [WRITER, ARCHIVE], ids=lambda job: job.name)
+def test_a_job_understands_its_file_and_its_jvm_is_bounded(setup: Setup, job: Job) -> None:
+    (setup.home / "job.toml").write_text(services.job_file(setup, job))
     read = load(setup.home / "job.toml")
-    assert (read.kafka, read.capacity, read.trigger_ms, read.cost) == (setup.kafka, 150, 900, services.COST)
+    assert (read.kafka, read.capacity, read.cost) == (setup.kafka, 150, services.COST)
+    assert read.trigger_ms == {"writer": 900, "archive": 4500}[job.name]
     assert read.sink == read.state_dsn == f"sqlite://{setup.database}"
-    assert read.spark["spark.driver.memory"] == services.SPARK_HEAP
+    assert (read.job, read.table, read.metrics_port) == (job.name, job.table, setup.ports[job.service])
+    assert read.spark["spark.driver.memory"] == services.SPARK_HEAP[job]
     assert all(Path(jar).is_file() for jar in read.spark["spark.jars"].split(","))
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 3, 150, 10_000])
-def test_a_request_is_never_more_than_half_a_second_of_capacity_or_one_row(setup: Setup, capacity: int) -> None:
-    job = tomllib.loads(services.job_file(Setup(**{**vars(setup), "capacity_per_s": capacity})))
-    assert 1 <= job["max"] <= max(1, capacity // 2)
+def test_both_jobs_lease_one_resource_and_share_nothing_else_but_the_datastore(setup: Setup) -> None:
+    one, two = (tomllib.loads(services.job_file(setup, job)) for job in (WRITER, ARCHIVE))
+    same = {name for name in one if one[name] == two[name]}
+    assert {"lease_store", "lease_token_file", "resource", "capacity", "cost", "sink", "state_dsn", "kafka"} <= same
+    assert same.isdisjoint({"job", "table", "checkpoint", "metrics_port"})
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 19, 150, 10_000])
+def test_a_request_is_never_more_than_a_tenth_of_a_second_of_capacity_or_one_row(setup: Setup, capacity: int) -> None:
+    job = tomllib.loads(services.job_file(Setup(**{**vars(setup), "capacity_per_s": capacity}), WRITER))
+    assert 1 <= job["max"] <= max(1, capacity // 10)
 
 
 def test_topics_have_the_settings_that_the_stream_processor_gives_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from headrace import evidence, settling
 from headrace.endpoints import Endpoints
+from headrace.evidence import Written
 
 AT = Endpoints(
     kafka="k:1", prefix="p.", mqtt_host="h", mqtt_port=1, mqtt_protocol="5", bridge_url="bridge", streams_url="streams",
     api_url="api", spark_url="spark", database=Path("db"), logs=Path("logs"), capacity_per_s=200, cost="per_row(1)",
-    timeout_ms=2000,
+    timeout_ms=2000, lease_store="tcp://127.0.0.1:1", lease_token_file=Path("token"), resource="datastore",
 )  # fmt: skip
 
 
@@ -27,7 +29,7 @@ class Stack:
         self.bridge = {"headrace_bridge_in_flight": 0, "headrace_bridge_kafka_queue": 0}
         self.open_batches = 0
         self.outbound_done = 2
-        self.written = 4
+        self.written = {"writer": 4, "archive": 4}
         self.messages = 8
         self.looks = 0
 
@@ -56,7 +58,7 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Stack:
     stack = Stack()
     monkeypatch.setattr(evidence, "samples", stack.samples)
     monkeypatch.setattr(evidence, "gauges", stack.gauges)
-    monkeypatch.setattr(evidence, "stored", lambda _: ({"records": stack.written}, 0, 0))
+    monkeypatch.setattr(evidence, "stored", lambda _, job: Written({"records": stack.written[job.name]}))
     monkeypatch.setattr(settling, "Offsets", lambda _: stack)
     monkeypatch.setattr(settling, "LOOK_S", 0.01)
     return stack
@@ -76,23 +78,29 @@ def test_a_stack_at_rest_is_looked_at_twice(stack: Stack):
         ({"taken": {"registration": 10}}, "batching: 9 records behind"),
         ({"open_batches": 2}, "batching: 2 batches are open"),
         ({"outbound_done": 0}, "bridge: 2 outbound messages are not published"),
-        ({"written": 1}, "writer: 3 batches are not written"),
+        ({"written": {"writer": 1, "archive": 4}}, "writer: 3 batches are not written"),
+        ({"written": {"writer": 4, "archive": 2}}, "archive: 2 batches are not written"),
         ({"messages": 5}, "MQTT: 3 published messages have not reached registration"),
     ],
 )
 def test_what_still_moves_is_named(stack: Stack, change: dict[str, Any], words: str):
     for name, value in change.items():
         setattr(stack, name, value)
-    assert settling.settle(AT, 0.05, at_least=8) == [words]
+    assert settling.settle(replace(AT, archive_url="archive"), 0.05, at_least=8) == [words]
+
+
+def test_a_job_that_does_not_run_is_not_waited_for(stack: Stack):
+    stack.written = {"writer": 4}
+    assert settling.settle(AT, 0.05) == []
 
 
 def test_patience_begins_anew_with_every_change(stack: Stack):
     """A slow writer that goes on is waited for longer than the patience."""
-    stack.written = 0
+    stack.written["writer"] = 0
     stack.topics["batches", 0] = 40
 
     def turn() -> None:
-        stack.written = min(40, stack.looks)
+        stack.written["writer"] = min(40, stack.looks)
 
     assert settling.settle(AT, 0.2, turn=turn) == []
     assert stack.looks >= 40

@@ -19,7 +19,7 @@ from tests.support.dry_run import Dry, script
 def result() -> Result:
     dry = Dry().publish(script())
     found = account(Mark(), dry.mark(), dry.found(), dry.published)
-    return Result(found, [100, 200, 900], 2000, highest=200, capacity=200)
+    return Result(found, [100, 200, 900], 2000, highest=200, capacity=200, used=0.876)
 
 
 def shown(result: Result, *, terminal: bool = False) -> str:
@@ -35,6 +35,17 @@ def test_a_good_run(result: Result):
     assert "id_in_use 1" in text
     assert f"{result.account.into} = {result.account.out} + 6 + " in text
     assert "at most 200 of 200" in text
+
+
+def test_the_window_is_over_both_jobs(result: Result):
+    assert "over one job" in shown(result)
+    assert "88%" in shown(result)
+    both = replace(result, account=replace(result.account, archived=77))
+    text = shown(both)
+    assert "no second above the capacity, over both jobs together: at most 200 of 200" in text
+    assert ("rows archived" in text, "77" in text) == (True, True)
+    assert json.loads(as_json(both))["window"]["jobs"] == 2
+    assert json.loads(as_json(both))["archived"] == 77
 
 
 def test_there_is_no_colour_without_a_terminal(result: Result):
@@ -74,5 +85,5 @@ def test_the_document_for_machines_has_the_same_numbers(result: Result):
     assert document["good"] is True
     assert total["in"] == total["out"] + total["dead_letters"] + total["discarded"] + total["pending"]
     assert document["latency_ms"] == {"p50": 200, "p99": 900, "batches": 3, "beyond_timeout_ms": 2000}
-    assert document["window"] == {"highest": 200, "capacity": 200, "holds": True}
+    assert document["window"] == {"highest": 200, "capacity": 200, "holds": True, "used_share": 0.876, "jobs": 1}
     assert all(line["holds"] for line in document["identities"])

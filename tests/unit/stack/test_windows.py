@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.windows import SECOND_NS, highest, percentile
+from headrace.windows import SECOND_NS, highest, percentile, used_share
 
 
 def test_nothing_costs_nothing():
@@ -32,6 +32,14 @@ def test_it_is_the_most_of_all_windows(dispatches: list[tuple[int, int]], width:
     """Every window that begins at any instant, looked at one by one."""
     slow = max(sum(cost for at, cost in dispatches if begin <= at < begin + width) for begin in range(-15, 41))
     assert highest(dispatches, width) == slow
+
+
+def test_a_steady_rate_at_the_capacity_uses_all_of_it():
+    steady = [(number * SECOND_NS // 10, 20) for number in range(150)]
+    assert used_share(steady, 200) == 1.0
+    assert used_share(steady[::2], 200) == 0.5
+    assert used_share(steady[:50], 200) == 0.5, "a stretch is ten seconds long, whatever is in it"
+    assert used_share([], 200) == 0.0
 
 
 def test_percentiles_are_values_that_occurred():

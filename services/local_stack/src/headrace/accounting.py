@@ -8,6 +8,7 @@ The unit of the sum is the message:
 
 `in`, what is passed on, and the dead letters are counted by reading the topics; members written by the writer's totals
 in SQLite; discarded and pending by the stages' gauges. So a message that one stage loses or makes up breaks the sum.
+A second job writes the same batches once more; it has identities of its own, and no part in the sum.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.evidence import Found, Mark
+from headrace.endpoints import ARCHIVE, WRITER, Job
+from headrace.evidence import Found, Mark, Written
 
 OUTCOMES = ("passed", "replayed", "applied", "no_effect", "replaced")
 RESULTS = ("not_measurement", "repeat", "accepted", "invalid", "duplicate", "future", "late")
@@ -39,7 +41,8 @@ class Line:
 @dataclass(frozen=True)
 class Account:
     """All numbers of a run. `echoes`: the stack's own retained registrations, which the broker sends back; `again`:
-    messages that MQTT delivered more than once; `foreign`: messages of somebody else."""
+    messages that MQTT delivered more than once; `foreign`: messages of somebody else; `archived`: rows that the second
+    job stored, None where there is none."""
 
     published: int
     unacknowledged: int
@@ -61,6 +64,7 @@ class Account:
     into: int
     out: int
     lines: tuple[Line, ...]
+    archived: int | None = None
 
     @property
     def dead(self) -> int:
@@ -99,13 +103,37 @@ class Difference:
         names = [name for name in self._after.gauges.get(stage, {}) if name.startswith(prefix)]
         return {name.removeprefix(prefix): rise for name in names if (rise := self.gauge(stage, name))}
 
-    def total(self, name: str) -> int:
-        """Of a total of the writer."""
-        return self._after.totals.get(name, 0) - self._before.totals.get(name, 0)
+    def job(self, job: Job) -> Work:
+        """Of a Spark job."""
+        before, after = _written(self._before, job), _written(self._after, job)
+        rise = {name: value - before.totals.get(name, 0) for name, value in after.totals.items()}
+        batches = self._after.records("batches") - self._before.records("batches")
+        return Work(job, rise, after.rows - before.rows, batches - rise.get("records", 0))
 
-    def unread(self) -> int:
-        """Records of `batches` that the writer has not committed."""
-        return self._after.records("batches") - self._before.records("batches") - self.total("records")
+
+@dataclass(frozen=True)
+class Work:
+    """What a Spark job did between two marks: the rise of its totals, rows new in its table, and records of `batches`
+    that it has not committed."""
+
+    job: Job
+    rise: Mapping[str, int]
+    stored: int
+    unread: int
+
+    def total(self, name: str) -> int:
+        """The rise of one of its totals."""
+        return self.rise.get(name, 0)
+
+    @property
+    def letters(self) -> int:
+        """Dead letters that it has sent."""
+        return sum(number for name, number in self.rise.items() if name.startswith("dead_letters."))
+
+    @property
+    def members_refused_by_the_store(self) -> int:
+        """Members that were taken and of which the store then refused a row: one letter each."""
+        return self.letters - self.total("rejected") - self.total("members_rejected")
 
 
 def account(
@@ -122,15 +150,14 @@ def account(
     refused_by_bridge = sum(n for (stage, _), n in found.letters.items() if stage == "bridge")
     open_before = before.gauges.get("batching", {}).get("open_members", 0)
     pending_before = before.gauges.get("registration", {}).get("pending", 0) + open_before
-    unwritten = found.members - rise.total("members") if rise.unread() else 0
+    writer = rise.job(WRITER)
+    unwritten = found.members - writer.total("members") if writer.unread else 0
     reasons: Counter[str] = Counter()
-    for (_, reason), number in found.letters.items():
-        reasons[reason] += number
-    lines = [
-        *_registration(rise, found, before),
-        *_batching(rise, found, open_before),
-        *_writer(rise, found, after, before),
-    ]
+    for (stage, reason), number in found.letters.items():
+        reasons[reason] += number if stage != _stage(ARCHIVE) else 0
+    lines = [*_registration(rise, found, before), *_batching(rise, found, open_before), *_job(writer, found)]
+    if after.archived is not None:
+        lines += _job(rise.job(ARCHIVE), found)
     if published is not None:
         seen = matched.total() + min(refused_by_bridge, known.total() - matched.total())
         lines.insert(0, Line("published = acknowledged", known.total(), known.total() - unacknowledged))
@@ -145,17 +172,22 @@ def account(
         routed=found.routed,
         batches=found.batches,
         members=found.members,
-        rows=rise.total("rows"),
-        stored=after.rows - before.rows,
-        dead_letters=dict(sorted(reasons.items())),
+        rows=writer.total("rows"),
+        stored=writer.stored,
+        dead_letters={reason: number for reason, number in sorted(reasons.items()) if number},
         discarded=_discarded(rise),
         pending_before=pending_before,
         pending=rise.level("registration", "pending") + rise.level("batching", "open_members") + unwritten,
         replayed=rise.gauge("registration", "replayed"),
-        repeats=_repeats(rise, found),
+        repeats=_repeats(rise, writer, found),
         into=found.raw + refused_by_bridge + pending_before,
-        out=rise.total("members_taken") + found.data - found.measurements + rise.gauge("registration", "applied"),
+        out=writer.total("members_taken")
+        - writer.members_refused_by_the_store
+        + found.data
+        - found.measurements
+        + rise.gauge("registration", "applied"),
         lines=tuple(lines),
+        archived=None if after.archived is None else rise.job(ARCHIVE).stored,
     )
 
 
@@ -210,21 +242,33 @@ def _batching(rise: Difference, found: Found, open_before: int) -> list[Line]:
     ]  # fmt: skip
 
 
-def _writer(rise: Difference, found: Found, after: Mark, before: Mark) -> list[Line]:
-    of = rise.total
+def _job(work: Work, found: Found) -> list[Line]:
+    of, name = work.total, work.job.name
+    written = of("inserted") + of("replaced") + of("repeats") + of("rows_refused")
     lines = [
-        Line("writer: members = taken + refused", of("members"), of("members_taken") + of("members_rejected")),
-        Line(
-            "writer: rows = inserted + replaced + repeated", of("rows"), of("inserted") + of("replaced") + of("repeats")
-        ),
-        Line("rows in the table = inserted", after.rows - before.rows, of("inserted")),
+        Line(f"{name}: members = taken + refused", of("members"), of("members_taken") + of("members_rejected")),
+        Line(f"{name}: rows = inserted + replaced + repeated + refused", of("rows"), written),
+        Line(f"{name}: rows in the table = inserted", work.stored, of("inserted")),
     ]
-    if not rise.unread():
-        lines.insert(0, Line("batches = documents of the writer", found.batches, of("documents")))
-        lines.insert(1, Line("members of batches = members of the writer", found.members, of("members")))
+    if not work.unread:
+        letters = sum(n for (stage, _), n in found.letters.items() if stage == _stage(work.job))
+        lines += [
+            Line(f"batches = documents of the {name}", found.batches, of("documents")),
+            Line(f"members of batches = members of the {name}", found.members, of("members")),
+            Line(f"dead letters of the {name} = those it counted", letters, work.letters),
+        ]
         if not of("members_rejected"):
-            lines.append(Line("numbers in batches = rows of the writer", found.leaves, of("rows")))
+            lines.append(Line(f"numbers in batches = rows of the {name}", found.leaves, of("rows")))
     return lines
+
+
+def _stage(job: Job) -> str:
+    """The `stage` header of a job's dead letters."""
+    return f"spark.{job.name}"
+
+
+def _written(mark: Mark, job: Job) -> Written:
+    return (mark.archived or Written()) if job == ARCHIVE else Written(mark.totals, mark.rows)
 
 
 def _discarded(rise: Difference) -> dict[str, int]:
@@ -236,14 +280,14 @@ def _discarded(rise: Difference) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _repeats(rise: Difference, found: Found) -> dict[str, int]:
+def _repeats(rise: Difference, writer: Work, found: Found) -> dict[str, int]:
     """What came again and was recognised: measurements, registrations, and records written again after a crash."""
     counts = {
         "measurements": rise.gauge("batching", "duplicate"),
         "registrations": rise.gauge("registration", "no_effect"),
         "routed records": rise.gauge("batching", "repeat"),
-        "batches": rise.total("documents_repeated"),
-        "rows": rise.total("repeats"),
+        "batches": writer.total("documents_repeated"),
+        "rows": writer.total("repeats"),
         "dead letters": found.repeats["dead-letter"],
     }
     return {name: number for name, number in counts.items() if number}

@@ -48,21 +48,24 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 def up(
     home: Home = HOME,
     detach: Annotated[bool, typer.Option("--detach", help="go on in the background once all is ready")] = False,
-    capacity: Annotated[int, typer.Option(min=1, help="rows per second into the store")] = 200,
+    capacity: Annotated[int, typer.Option(min=1, help="rows per second into the store, from all jobs together")] = 200,
     timeout_ms: Annotated[int, typer.Option(min=1, help="when batching closes a batch")] = 1000,
     trigger_ms: Annotated[int, typer.Option(min=1, help="how often Spark looks for batches")] = 1000,
     without: Annotated[list[str] | None, typer.Option(help="leave this service out")] = None,
+    archive: Annotated[bool, typer.Option("--archive", help="a second job, within the same capacity")] = False,
 ) -> None:
     """Start the local stack and keep it running until Ctrl-C."""
     if detach:
-        _detach(home, capacity, timeout_ms, trigger_ms, without or [])
+        _detach(home, capacity, timeout_ms, trigger_ms, without or [], archive=archive)
         return
     stack = LocalStack(
-        home, capacity_per_s=capacity, timeout_ms=timeout_ms, trigger_ms=trigger_ms, without=tuple(without or ())
-    )
+        home, capacity_per_s=capacity, timeout_ms=timeout_ms, trigger_ms=trigger_ms, without=tuple(without or ()),
+        archive=archive,
+    )  # fmt: skip
     with interruptible(), stack:
         started = time.monotonic()
         endpoints = stack.start(_say)
+        stack.start_archive(_say)
         _say("headrace", f"ready after {time.monotonic() - started:.1f} s; Ctrl-C stops it")
         _print_addresses(endpoints)
         while True:
@@ -142,7 +145,7 @@ def main() -> None:
         sys.exit(FAILED)
 
 
-def _detach(home: Path, capacity: int, timeout_ms: int, trigger_ms: int, without: list[str]) -> None:
+def _detach(home: Path, capacity: int, timeout_ms: int, trigger_ms: int, without: list[str], *, archive: bool) -> None:
     files = Files(home.absolute())
     if (pid := holder(files)) is not None:
         raise AlreadyRunning(files.home, pid)
@@ -151,7 +154,7 @@ def _detach(home: Path, capacity: int, timeout_ms: int, trigger_ms: int, without
     log = files.logs / "headrace.log"
     command = [sys.executable, "-m", "headrace", "up", "--home", str(files.home), "--capacity", str(capacity)]
     command += ["--timeout-ms", str(timeout_ms), "--trigger-ms", str(trigger_ms)]
-    command += [f"--without={name}" for name in without]
+    command += [f"--without={name}" for name in without] + ["--archive"] * archive
     with log.open("wb") as file:
         background = subprocess.Popen(
             command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
@@ -200,6 +203,7 @@ def _print_addresses(endpoints: Endpoints) -> None:
         "streams": f"{endpoints.streams_url}/metrics",
         "Spark": f"{endpoints.spark_url}/metrics",
         "database": str(endpoints.database),
+        "capacity": endpoints.capacity_command,
         "logs": str(endpoints.logs),
     }
     for name, address in addresses.items():

@@ -33,6 +33,9 @@ from headrace.java import java
 from headrace.mqtt import mosquitto
 from headrace.services import PARTITIONS, answers, listens
 from headrace.stack import Files
+from headrace_capacity.stores import open_store
+from headrace_core.capacity.errors import UnknownResource
+from headrace_core.capacity.protocol import by_dimension
 from headrace_core.errors import HeadraceError
 
 PACKAGES = ("headrace", "confluent-kafka", "faust-streaming", "pyspark", "paho-mqtt")
@@ -76,10 +79,10 @@ def examine(home: Path) -> Iterator[Finding]:
     except (OSError, msgspec.MsgspecError) as error:
         yield Finding("stack", "running", f"{files.endpoints} cannot be read: {error}", False)
         return
-    for group, ask in (("ports", ports), ("topics", kept), ("lag", lag), ("accounts", accounts)):
+    for group, ask in (("ports", ports), ("topics", kept), ("capacity", leased), ("lag", lag), ("accounts", accounts)):
         try:
             yield from ask(at)
-        except (HeadraceError, confluent_kafka.KafkaException) as error:
+        except (HeadraceError, OSError, confluent_kafka.KafkaException) as error:
             yield Finding(group, "answer", str(error), False)
 
 
@@ -105,7 +108,7 @@ def ports(at: Endpoints) -> Iterator[Finding]:
     for name, port in (("kafka", int(at.kafka.rpartition(":")[2])), ("mqtt", at.mqtt_port)):
         up = listens(port)
         yield Finding("ports", name, f"{port} {'listens' if up else 'does not listen'}", up)
-    for name in ("bridge", "streams", "api", "spark"):
+    for name in ("bridge", "streams", "api", *(job.service for job in at.jobs)):
         url: str = getattr(at, f"{name}_url")
         up = answers(f"{url}/readyz")
         yield Finding("ports", name, f"{url} {'is ready' if up else 'is not ready'}", up)
@@ -129,6 +132,21 @@ def kept(at: Endpoints) -> Iterator[Finding]:
             wrong.append(f"{count} partitions, not {PARTITIONS}")
         shown = [settings[key].value for key in ("cleanup.policy", "message.timestamp.type")]
         yield Finding("topics", name, "; ".join(wrong) or f"{count} partitions, {', '.join(shown)}", not wrong)
+
+
+def leased(at: Endpoints) -> Iterator[Finding]:
+    """Does the coordinator answer, and is no more granted than there is? Raises LeaseStoreUnavailable, OSError."""
+    store = open_store(at.lease_store, token=at.lease_token_file.read_text().strip())
+    try:
+        found = store.status(at.resource)
+    except UnknownResource:
+        yield Finding("capacity", at.resource, "no job has asked for it yet", None)
+        return
+    finally:
+        store.close()
+    words = f"{found.shared_capacity} units/s, {found.granted} granted to {len(found.owners)} jobs, {found.used} used"
+    granted, shared = (sum(by_dimension(amount).values()) for amount in (found.granted, found.shared_capacity))
+    yield Finding("capacity", at.resource, words, granted <= shared)
 
 
 def lag(at: Endpoints) -> Iterator[Finding]:
@@ -187,7 +205,8 @@ def _moved(before: Mark, after: Mark) -> bool:
         names = (("registration", "in"), ("registration", "pending"), ("batching", "in"), ("batching", "members"))
         return tuple(mark.gauges.get(stage, {}).get(name, 0) for stage, name in names)
 
-    return messages(before) != messages(after) or before.totals != after.totals
+    written = [(mark.totals, mark.archived) for mark in (before, after)]
+    return messages(before) != messages(after) or written[0] != written[1]
 
 
 def _trimmed(at: Endpoints) -> bool:

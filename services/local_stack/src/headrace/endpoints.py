@@ -8,10 +8,25 @@ from pathlib import Path
 import msgspec
 
 
+@dataclass(frozen=True)
+class Job:
+    """A Spark job of the stack: its name in the ledger, its table in the datastore, and the service that runs it."""
+
+    name: str
+    table: str
+    service: str
+
+
+WRITER = Job("writer", "measurements", "spark")
+ARCHIVE = Job("archive", "archive", "archive")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
     """Addresses of one stack. URLs have no trailing slash; `capacity_per_s` is in units of the writer's cost function;
-    `timeout_ms` is batching's timeout; `database` is the SQLite file that is both sink and state of the writer."""
+    `timeout_ms` is batching's timeout; `database` is the SQLite file that is both sink and state of the jobs;
+    `lease_store`, `lease_token_file` and `resource` say where they lease its capacity. `archive_url` is empty where
+    the second job does not run."""
 
     kafka: str
     prefix: str
@@ -27,6 +42,22 @@ class Endpoints:
     capacity_per_s: int
     cost: str
     timeout_ms: int
+    lease_store: str
+    lease_token_file: Path
+    resource: str
+    archive_url: str = ""
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The Spark jobs that run."""
+        return (WRITER, ARCHIVE) if self.archive_url else (WRITER,)
+
+    @property
+    def capacity_command(self) -> str:
+        """What shows the capacity's state."""
+        return (
+            f"headrace capacity status {self.resource} --store {self.lease_store} --token-file {self.lease_token_file}"
+        )
 
     def save(self, path: Path) -> None:
         """Write as JSON, whole or not at all."""

@@ -3,8 +3,8 @@
 | what | where it is counted |
 |---|---|
 | raw, routed, batches, dead letters, outbound | by reading the topics; a repeat is known by its `id` header |
-| rows, dispatches | in SQLite, in the tables themselves |
-| members and rows that the writer says it took | its totals in SQLite, committed with the rows |
+| rows of each job, dispatches of all jobs | in SQLite, in the tables themselves |
+| members and rows that a job says it took | its totals in SQLite, committed with the rows |
 | discarded, pending, open members | gauges of the stages, which are part of their state |
 
 A `Mark` says where everything stood; taken before a run and after it, when nothing moves. State, topics and counters
@@ -18,7 +18,7 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import httpx
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from headrace.endpoints import Endpoints
+from headrace.endpoints import ARCHIVE, WRITER, Endpoints, Job
 from headrace.publisher import digest
 from headrace_core.errors import HeadraceError
 
@@ -46,15 +46,25 @@ class Unreachable(HeadraceError):
 
 
 @dataclass(frozen=True)
+class Written:
+    """What a job has written. `totals`: what it says, by name; `rows`: what is in its table."""
+
+    totals: Mapping[str, int] = field(default_factory=dict)
+    rows: int = 0
+
+
+@dataclass(frozen=True)
 class Mark:
     """Where a stack stands. `ends`: next offset by logical topic and partition; `gauges`: by stage and name, summed
-    over the partitions; `totals`: of the writer by name; `dispatch`: the last row of `hr_dispatch`."""
+    over the partitions; `totals` and `rows`: of the writer; `archived`: of the second job, None where there is none;
+    `dispatch`: the last row of `hr_dispatch`, which all jobs share."""
 
     ends: Ends = field(default_factory=dict)
     gauges: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
     rows: int = 0
     dispatch: int = 0
+    archived: Written | None = None
 
     def records(self, topic: str) -> int:
         """Records ever written to a topic."""
@@ -110,8 +120,9 @@ class Letter(msgspec.Struct):
 
 def mark(at: Endpoints) -> Mark:
     """Where the stack stands now. Raises Unreachable."""
-    totals, rows, dispatch = stored(at.database)
-    return Mark(ends(at), gauges(at.streams_url), totals, rows, dispatch)
+    writer = stored(at.database)
+    archived = stored(at.database, ARCHIVE) if ARCHIVE in at.jobs else None
+    return Mark(ends(at), gauges(at.streams_url), writer.totals, writer.rows, last_dispatch(at.database), archived)
 
 
 def ends(at: Endpoints) -> Ends:
@@ -181,25 +192,28 @@ def gauges(streams_url: str) -> dict[str, dict[str, int]]:
     return {stage: dict(counts) for stage, counts in found.items()}
 
 
-def stored(database: Path) -> tuple[dict[str, int], int, int]:
-    """The writer's totals, the number of measurements, the last row of `hr_dispatch`; nothing before it first ran."""
-    if not database.exists():
-        return {}, 0, 0
-    with closing(_open(database)) as db:
-        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
-        if not {"hr_total", "measurements", "hr_dispatch"} <= tables:
-            return {}, 0, 0
-        totals = dict(db.execute("SELECT name, sum(value) FROM hr_total GROUP BY name"))
-        rows = db.execute("SELECT count(*) FROM measurements").fetchone()[0]
-        dispatch = db.execute("SELECT coalesce(max(rowid), 0) FROM hr_dispatch").fetchone()[0]
-    return totals, rows, dispatch
+def stored(database: Path, job: Job = WRITER) -> Written:
+    """A job's totals, and the number of rows in its table; nothing before it first ran."""
+    with _tables(database) as (db, tables):
+        if db is None or not {"hr_total", job.table} <= tables:
+            return Written()
+        totals = dict(db.execute("SELECT name, value FROM hr_total WHERE job = ?", (job.name,)))
+        return Written(totals, db.execute(f'SELECT count(*) FROM "{job.table}"').fetchone()[0])
+
+
+def last_dispatch(database: Path) -> int:
+    """The last row of `hr_dispatch`, 0 before there is any."""
+    with _tables(database) as (db, tables):
+        if db is None or "hr_dispatch" not in tables:
+            return 0
+        return int(db.execute("SELECT coalesce(max(rowid), 0) FROM hr_dispatch").fetchone()[0])
 
 
 def dispatches(database: Path, after: int) -> list[tuple[int, int]]:
-    """(monotonic ns, cost) of the requests after row `after`."""
-    if not database.exists():
-        return []
-    with closing(_open(database)) as db:
+    """(monotonic ns, cost) of the requests of all jobs after row `after`."""
+    with _tables(database) as (db, tables):
+        if db is None or "hr_dispatch" not in tables:
+            return []
         return db.execute("SELECT at_ns, cost FROM hr_dispatch WHERE rowid > ?", (after,)).fetchall()
 
 
@@ -320,6 +334,16 @@ def reader(kafka: str, group: str = "headrace-accounting") -> Any:
             "log_level": 0,
         }
     )
+
+
+@contextmanager
+def _tables(database: Path) -> Iterator[tuple[sqlite3.Connection | None, set[str]]]:
+    """The database and the names of its tables; None before it is there."""
+    if not database.exists():
+        yield None, set()
+        return
+    with closing(_open(database)) as db:
+        yield db, {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
 
 
 def _open(database: Path) -> sqlite3.Connection:

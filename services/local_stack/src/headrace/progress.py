@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from headrace import evidence
-from headrace.endpoints import Endpoints
+from headrace.endpoints import ARCHIVE, Endpoints
 from headrace.evidence import Mark, Offsets
 
 EVERY_S = 1.0
@@ -25,6 +25,7 @@ WORDS = {
     "routed": "records, ticks included",
     "batches": "closed by event time",
     "rows": "in the store",
+    "archived": "by the second job, within the same capacity",
 }
 
 
@@ -40,6 +41,7 @@ class Progress:
         self._history: list[tuple[float, dict[str, int]]] = []
         self._due = self._plain_due = 0.0
         self._began = time.monotonic()
+        self._stages = STAGES if before.archived is None else (*STAGES, "archived")
         self.published = 0
         self.phase = "publishing"
 
@@ -57,6 +59,11 @@ class Progress:
             self._plain_due = now + PLAIN_EVERY_S
             self._console.print(self._line(), highlight=False, soft_wrap=True)
 
+    @property
+    def rows(self) -> int:
+        """Rows that the writer has stored, as of the last look."""
+        return self._history[-1][1]["rows"] if self._history else 0
+
     def live(self, live: Live) -> None:
         """From now on show a table that is drawn again and again."""
         self._live = live
@@ -64,11 +71,10 @@ class Progress:
     def _counts(self) -> dict[str, int]:
         ends = Mark(ends=self._offsets.ends())
         counts = {topic: ends.records(topic) - self._before.records(topic) for topic in STAGES[1:4]}
-        return {
-            "published": self.published,
-            **counts,
-            "rows": evidence.stored(self._at.database)[1] - self._before.rows,
-        }
+        counts |= {"published": self.published, "rows": evidence.stored(self._at.database).rows - self._before.rows}
+        if (archived := self._before.archived) is not None:
+            counts["archived"] = evidence.stored(self._at.database, ARCHIVE).rows - archived.rows
+        return counts
 
     def _rate(self, stage: str) -> float:
         (begin, first), (end, last) = self._history[0], self._history[-1]
@@ -76,14 +82,14 @@ class Progress:
 
     def _line(self) -> str:
         counts = self._history[-1][1]
-        shown = ", ".join(f"{stage} {counts[stage]} ({self._rate(stage):.0f}/s)" for stage in STAGES)
+        shown = ", ".join(f"{stage} {counts[stage]} ({self._rate(stage):.0f}/s)" for stage in self._stages)
         return f"{time.monotonic() - self._began:3.0f} s {self.phase}: {shown}"
 
     def _table(self) -> Table:
         table = Table(title=f"{self.phase}, {time.monotonic() - self._began:.0f} s", title_justify="left", box=None)
         for name, justify in (("stage", "left"), ("so far", "right"), ("per second", "right"), ("", "left")):
             table.add_column(name, justify="right" if justify == "right" else "left")
-        for stage in STAGES:
+        for stage in self._stages:
             words = f"at most {self._at.capacity_per_s} per second" if stage == "rows" else WORDS[stage]
             table.add_row(stage, str(self._history[-1][1][stage]), f"{self._rate(stage):.0f}", words)
         return table

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace import leasing
+from headrace.endpoints import ARCHIVE, WRITER, Job
 from headrace.jars import connector_jars
 from headrace.java import java
 from headrace.supervisor import Child
@@ -28,12 +30,19 @@ USUAL_PORTS = {
     "streams": 8082,
     "api": 8080,
     "spark": 8083,
+    "archive": 8084,
+    "capacity": 8085,
 }
 PARTITIONS = 4
 ROOTS = {"te": "main-dev"}
 COST = "per_row(1)"
 KAFKA_HEAP = "512m"
-SPARK_HEAP = "1g"
+SPARK_HEAP = {WRITER: "1g", ARCHIVE: "512m"}
+SPARK_MASTER = {WRITER: "local[2,4]", ARCHIVE: "local[1,4]"}
+EVERY = {WRITER: 1, ARCHIVE: 5}
+"""Triggers of the setup between two micro-batches: what is large and rare costs less of the machine."""
+REQUESTS_PER_S = 10
+"""So many requests fill the capacity at least: jobs take turns within a second, and hardly anything stays unused."""
 DATA_BYTES = 4 * 1024**3
 SESSION_TIMEOUT_S = 10
 INSTANCE = "local-stack"  # so a stream processor that was killed gets its partitions back at once
@@ -63,8 +72,13 @@ class Setup:
 
     @property
     def database(self) -> Path:
-        """SQLite file, the writer's sink and state."""
+        """SQLite file, sink and state of the jobs."""
         return self.home / "spark" / "headrace.db"
+
+    @property
+    def lease_store(self) -> str:
+        """Address of the coordinator."""
+        return f"tcp://127.0.0.1:{self.ports['capacity']}"
 
     def url(self, name: str) -> str:
         """Base URL of a service."""
@@ -128,45 +142,62 @@ def api(setup: Setup) -> Service:
         "DATA_DIR": str(setup.home / "api"),
         "ROOTS": json.dumps(ROOTS),
         "REGISTRATION": "{}",
+        "CAPACITY_STORE": setup.lease_store,
+        "CAPACITY_TOKEN_FILE": str(leasing.token_file(setup.home)),
     }
     return _python("api", setup, ["-m", "headrace_api"], "HEADRACE_API_", values)
 
 
 def spark(setup: Setup) -> Service:
-    """The Spark writer: batches into SQLite."""
+    """The Spark writer: batches into the table of measurements."""
+    return _job(setup, WRITER)
+
+
+def archive(setup: Setup) -> Service:
+    """A second job, of its own topic offsets and table, into the same datastore: small, and started last."""
+    return _job(setup, ARCHIVE)
+
+
+def _job(setup: Setup, job: Job) -> Service:
     folder = setup.home / "spark"
     folder.mkdir(parents=True, exist_ok=True)
-    job = folder / "writer.toml"
-    job.write_text(job_file(setup))
-    runtime = Path(java()).resolve().parent.parent
+    file = folder / f"{job.name}.toml"
+    file.write_text(job_file(setup, job))
+    runtime, scratch = Path(java()).resolve().parent.parent, folder / f"scratch-{job.name}"
     return Service(
-        name="spark",
-        argv=[sys.executable, "-m", "headrace_spark.jobs.writer", "--config", str(job)],
-        env={"JAVA_HOME": str(runtime), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(folder / "scratch")},
-        ready=lambda _: answers(f"{setup.url('spark')}/readyz"),
-        address=setup.url("spark"),
+        name=job.service,
+        argv=[sys.executable, "-m", "headrace_spark.jobs.writer", "--config", str(file)],
+        env={"JAVA_HOME": str(runtime), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(scratch)},
+        ready=lambda _: answers(f"{setup.url(job.service)}/readyz"),
+        address=setup.url(job.service),
     )
 
 
-def job_file(setup: Setup) -> str:
-    """The writer's settings as TOML."""
+def job_file(setup: Setup, job: Job) -> str:
+    """A job's settings as TOML."""
+    checkpoint = "checkpoint" if job is WRITER else f"checkpoint-{job.name}"
     settings = {
-        "job": "writer",
+        "job": job.name,
         "kafka": setup.kafka,
         "prefix": setup.prefix,
-        "checkpoint": str(setup.home / "spark" / "checkpoint"),
+        "checkpoint": str(setup.home / "spark" / checkpoint),
         "sink": f"sqlite://{setup.database}",
         "state_dsn": f"sqlite://{setup.database}",
+        "table": job.table,
         "capacity": setup.capacity_per_s,
+        "lease_store": setup.lease_store,
+        "lease_token_file": str(leasing.token_file(setup.home)),
+        "resource": leasing.RESOURCE,
         "cost": COST,
-        "expected_cost_per_record": 10.0,
-        "max": max(1, min(100, setup.capacity_per_s // 2)),
-        "trigger_ms": setup.trigger_ms,
+        "expected_cost_per_record": 4.0,
+        "max": max(1, min(100, setup.capacity_per_s // REQUESTS_PER_S)),
+        "trigger_ms": setup.trigger_ms * EVERY[job],
         "stop_timeout_ms": 10_000,
-        "metrics_port": setup.ports["spark"],
+        "metrics_port": setup.ports[job.service],
+        "master": SPARK_MASTER[job],
     }
     options = {
-        "spark.driver.memory": SPARK_HEAP,
+        "spark.driver.memory": SPARK_HEAP[job],
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
         "spark.jars": ",".join(str(jar) for jar in connector_jars()),
         "spark.jars.packages": "",

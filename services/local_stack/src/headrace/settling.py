@@ -53,9 +53,9 @@ def look(at: Endpoints, offsets: Offsets) -> tuple[list[str], int]:
         moving.append(f"batching: {opened} batches are open")
     if unpublished := _behind(ends, offsets.published()):
         moving.append(f"bridge: {unpublished} outbound messages are not published")
-    unread = sum(end for (topic, _), end in ends.items() if topic == "batches")
-    if unread := unread - evidence.stored(at.database)[0].get("records", 0):
-        moving.append(f"writer: {unread} batches are not written")
+    batches = sum(end for (topic, _), end in ends.items() if topic == "batches")
+    unread = {job.name: batches - evidence.stored(at.database, job).totals.get("records", 0) for job in at.jobs}
+    moving += [f"{name}: {count} batches are not written" for name, count in unread.items() if count]
     return moving, gauges.get("registration", {}).get("in", 0)
 
 

@@ -1,4 +1,5 @@
-"""The local stack: Kafka, MQTT broker, bridge, stream processor, status API and Spark writer, as child processes.
+"""The local stack: Kafka, MQTT broker, bridge, stream processor, status API and Spark writer, as child processes, and
+the coordinator of the datastore's capacity as a thread.
 
 Theory: one folder, one stack. `lock` in the folder is held (flock) as long as the stack's process lives, and by nobody
 else; it cannot be forgotten, because it ends with the process. `services.json` names the children, `stack.json` is
@@ -8,6 +9,7 @@ there only while all are ready. All state is in the folder, so a stack started a
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -20,14 +22,15 @@ from typing import Self, TextIO
 import msgspec
 from confluent_kafka.admin import AdminClient
 
-from headrace import services, topics
-from headrace.endpoints import Endpoints
+from headrace import leasing, services, topics
+from headrace.endpoints import ARCHIVE, Endpoints
 from headrace.kafka import KafkaServer
 from headrace.mqtt import MqttBroker
 from headrace.ports import Ports
 from headrace.services import Service, Setup
 from headrace.signals import shielded
 from headrace.supervisor import Child, ServiceDied, Supervisor, end_strays, started_at, tail
+from headrace_capacity.coordinator import Coordinator
 from headrace_core.errors import HeadraceError
 
 PREFIX = "headrace."
@@ -97,7 +100,8 @@ class LocalStack:
 
     `home`: the folder of the state. `capacity_per_s`: rows per second into the store. `timeout_ms`: when batching
     closes a batch; `batching`: further settings of it (batching.md 3). `trigger_ms`: how often Spark looks for batches.
-    `without`: names of services to leave out.
+    `without`: names of services to leave out. `archive`: there is a second job, which writes into the same datastore
+    within the same capacity; `start_archive` starts it.
     """
 
     def __init__(
@@ -109,15 +113,18 @@ class LocalStack:
         trigger_ms: int = 1000,
         without: tuple[str, ...] = (),
         batching: Mapping[str, int] | None = None,
+        archive: bool = False,
     ) -> None:
         self.files = Files(home.absolute())
         self._capacity, self._timeout, self._trigger = capacity_per_s, timeout_ms, trigger_ms
-        self._without = without
+        self._without, self._archive = without, archive
         self._batching = dict(batching or {})
         self._supervisor: Supervisor | None = None
         self._services: dict[str, Service] = {}
         self._ports: Ports | None = None
         self._lock: TextIO | None = None
+        self._coordinator: Coordinator | None = None
+        self._setup: Setup | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -143,10 +150,11 @@ class LocalStack:
             for _ in range(PORT_TRIES - 1):
                 try:
                     return self._start(progress)
-                except ServiceDied as died:
-                    if PORT_TAKEN not in died.log_tail:
+                except (ServiceDied, OSError) as error:
+                    if not _port_taken(error):
                         raise
-                    progress(died.name, "somebody else took its port meanwhile; once more with others")
+                    name = error.name if isinstance(error, ServiceDied) else "capacity"
+                    progress(name, "somebody else took its port meanwhile; once more with others")
                     self._stop_services()
             return self._start(progress)
         except BaseException:
@@ -158,6 +166,7 @@ class LocalStack:
         end_strays((known.pid, known.began) for known in recorded(self.files))
         self._supervisor = Supervisor()
         setup, brokers = self._prepare(progress)
+        self._coordinator = leasing.coordinate(self.files.home, setup.ports["capacity"])
         began = {service.name: self._launch(service, progress) for service in brokers}
         self._await(list(began), began, progress)
         made = topics.create(setup.kafka, setup.prefix, services.PARTITIONS)
@@ -167,9 +176,26 @@ class LocalStack:
             if name not in self._without:
                 began[name] = self._launch(make(setup), progress)
         self._await([name for name in began if name in makers], began, progress)
+        self._setup = setup
         endpoints = self._endpoints(setup)
         endpoints.save(self.files.endpoints)
         return endpoints
+
+    def start_archive(self, progress: Progress = lambda _, __: None) -> None:
+        """Start the second job, once, after `start`; it is not waited for. Raises as `start`."""
+        if self._archive and self._setup is not None and ARCHIVE.service not in self.processes:
+            self._launch(services.archive(self._setup), progress)
+
+    def await_archive(self, turn: Callable[[], None]) -> None:
+        """Wait until the second job, which was started, is ready; `turn` is called meanwhile. Raises as `start`, and
+        what `turn` raises."""
+        if not self._archive:
+            return
+        service, deadline = self._services[ARCHIVE.service], time.monotonic() + READY_S
+        while not service.ready(self._running.children[service.name]):
+            turn()
+            self._still_hopeful([service.name], deadline)
+            time.sleep(POLL_S)
 
     def check(self) -> None:
         """Raise ServiceDied if a service ended by itself."""
@@ -205,6 +231,9 @@ class LocalStack:
             self._supervisor.close()
             self._supervisor = None
             self.files.services.unlink(missing_ok=True)
+        if self._coordinator is not None:
+            self._coordinator.stop()
+            self._coordinator = None
         if self._ports is not None:
             self._ports.close()
             self._ports = None
@@ -280,6 +309,8 @@ class LocalStack:
             mqtt_protocol=setup.mqtt_protocol, bridge_url=setup.url("bridge"), streams_url=setup.url("streams"),
             api_url=setup.url("api"), spark_url=setup.url("spark"), database=setup.database, logs=self.files.logs,
             capacity_per_s=setup.capacity_per_s, cost=services.COST, timeout_ms=setup.timeout_ms,
+            lease_store=setup.lease_store, lease_token_file=leasing.token_file(setup.home), resource=leasing.RESOURCE,
+            archive_url=setup.url("archive") if self._archive else "",
         )  # fmt: skip
 
 
@@ -316,6 +347,12 @@ def recorded(files: Files) -> list[Known]:
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(files.services.read_bytes(), type=list[Known])
     return []
+
+
+def _port_taken(error: ServiceDied | OSError) -> bool:
+    if isinstance(error, ServiceDied):
+        return PORT_TAKEN in error.log_tail
+    return error.errno == errno.EADDRINUSE
 
 
 def _kafka_answers(bootstrap: str) -> bool:

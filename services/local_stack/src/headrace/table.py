@@ -12,19 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.accounting import Account
-from headrace.windows import percentile
+from headrace.windows import BUSY_S, percentile
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a demo found. `latencies_ms` as in `accounting.latencies`; `highest` is the highest cost in a window of 1 s;
-    `moving` says what had not drained."""
+    """What a demo found. `latencies_ms` as in `accounting.latencies`; `highest` is the highest cost of all jobs in a
+    window of 1 s, `used` the share of the capacity as in `windows.used_share`; `moving` says what had not drained."""
 
     account: Account
     latencies_ms: Sequence[int]
     timeout_ms: int
     highest: int
     capacity: int
+    used: float
     moving: Sequence[str] = ()
 
     @property
@@ -56,7 +57,13 @@ def as_json(result: Result) -> bytes:
             "batches": len(result.latencies_ms),
             "beyond_timeout_ms": result.timeout_ms,
         },
-        "window": {"highest": result.highest, "capacity": result.capacity, "holds": result.highest <= result.capacity},
+        "window": {
+            "highest": result.highest,
+            "capacity": result.capacity,
+            "holds": result.highest <= result.capacity,
+            "used_share": round(result.used, 3),
+            "jobs": jobs(account),
+        },
         "not_drained": list(result.moving),
     }
     return msgspec.json.encode(document)
@@ -91,7 +98,7 @@ def show(result: Result, console: Console) -> None:
             console.print("   ", f"{line.name}: {line.left} is not {line.right}", highlight=False, soft_wrap=True)
     console.print(
         _verdict(result.highest <= result.capacity),
-        f"no second above the capacity: at most {result.highest} of {result.capacity}",
+        f"no second above the capacity, over {_jobs(account)}: at most {result.highest} of {result.capacity}",
         highlight=False,
     )
     for words in result.moving:
@@ -101,6 +108,9 @@ def show(result: Result, console: Console) -> None:
 def _rows(result: Result) -> list[tuple[str, str, str]]:
     account = result.account
     more = {"sent back by the broker": account.echoes, "delivered again": account.again, "of others": account.foreign}
+    archived = [] if account.archived is None else [
+        ("rows archived", str(account.archived), "by the job archive, within the same capacity"),
+    ]  # fmt: skip
     p50, p99 = (percentile(result.latencies_ms, part) for part in (0.5, 0.99))
     return [
         ("published", str(account.published), "acknowledged by the MQTT broker"),
@@ -108,7 +118,8 @@ def _rows(result: Result) -> list[tuple[str, str, str]]:
         ("routed", str(account.routed), f"{account.replayed} of them early data, replayed"),
         ("batches", str(account.batches), "closed by event time"),
         ("members", str(account.members), "measurements in them"),
-        ("rows stored", str(account.stored), f"of {account.rows} values"),
+        ("rows stored", str(account.stored), f"of {account.rows} values, by the job writer"),
+        *archived,
         ("dead letters", str(account.dead), _listed(account.dead_letters)),
         ("discarded", str(sum(account.discarded.values())), _listed(account.discarded)),
         ("still pending", str(account.pending), "wait for a registration that never comes"),
@@ -118,8 +129,18 @@ def _rows(result: Result) -> list[tuple[str, str, str]]:
             f"{_ms(p50)}, {_ms(p99)}",
             f"publish to batch, beyond its timeout of {result.timeout_ms} ms",
         ),
-        ("highest in 1 s", str(result.highest), f"units of the capacity of {result.capacity}"),
+        ("highest in 1 s", str(result.highest), f"of the {result.capacity} units that {_jobs(account)} may spend"),
+        ("used", f"{result.used:.0%}", f"of the capacity, in the busiest {BUSY_S} s"),
     ]
+
+
+def jobs(account: Account) -> int:
+    """How many Spark jobs wrote."""
+    return 1 if account.archived is None else 2
+
+
+def _jobs(account: Account) -> str:
+    return "one job" if account.archived is None else "both jobs together"
 
 
 def _listed(numbers: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""The two figures of a run that are not sums: cost in a sliding window, and latency percentiles. Pure."""
+"""The figures of a run that are not sums: cost in a sliding window, used share, and latency percentiles. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 SECOND_NS = 1_000_000_000
+BUSY_S = 10
 Number = TypeVar("Number", int, float)
 
 
@@ -25,6 +26,11 @@ def highest(dispatches: Iterable[tuple[int, int]], width_ns: int = SECOND_NS) ->
             first += 1
         most = max(most, inside)
     return most
+
+
+def used_share(dispatches: Iterable[tuple[int, int]], capacity: int, seconds: int = BUSY_S) -> float:
+    """Which part of the capacity (units per second) was used in the busiest stretch of so many seconds."""
+    return highest(dispatches, seconds * SECOND_NS) / (capacity * seconds)
 
 
 def percentile(values: Sequence[Number], part: float) -> Number | None:

@@ -115,7 +115,8 @@ class Staged:
         return self._writer.write(batch, tasks, partial(records, frame))
 
     def stop(self) -> None:
-        """The ledger is a file; there is nothing to end."""
+        """The driver's leases go back; those of a Python worker end with it."""
+        self.pacer.stop()
 
     def _work(self, batch: Batch) -> staging.Work:
         settings = self._settings

@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -37,6 +38,7 @@ from headrace_spark.sinks.port import Batch, SinkDown
 
 CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
 _PATIENCE_MS: Final = 30_000
+_LOOK_S: Final = 0.05
 _log = structlog.get_logger("headrace_spark")
 
 
@@ -60,14 +62,27 @@ class _Query:
     def write(self, frame: Any, batch_id: int) -> None:
         """foreachBatch: give the micro-batch its effect; raising leaves it uncommitted."""
         self._started.wait()
-        with self._job.turn:
-            if self._job.stop.is_set() or self.again.is_set():
-                raise exits.Stopping("told to stop before this micro-batch")
+        with self._turn():
             try:
                 self._write(frame, Batch(self._id, batch_id))
             except HeadraceError as error:
                 self.failure = error
                 raise
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The turn, unless told to stop: who stops the query has the turn, and waits for this very thread to end."""
+        while not self._job.turn.acquire(timeout=_LOOK_S):
+            self._refuse_if_told()
+        try:
+            self._refuse_if_told()
+            yield
+        finally:
+            self._job.turn.release()
+
+    def _refuse_if_told(self) -> None:
+        if self._job.stop.is_set() or self.again.is_set():
+            raise exits.Stopping("told to stop before this micro-batch")
 
     def _write(self, frame: Any, batch: Batch) -> None:
         job = self._job
