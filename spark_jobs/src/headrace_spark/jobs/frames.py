@@ -17,22 +17,25 @@ from headrace_spark.transforms.records import Record, Report, report
 T = TypeVar("T")
 
 
-def reporter(max_bytes: int, dearest: Dearest | None) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that tasks run; it knows nothing but what limits a record and a row."""
+def reporter(
+    max_bytes: int, dearest: Dearest | None, again: str = ""
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that tasks run; it knows nothing but what limits a record and a row, and which topic brings records
+    back."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         encode = msgspec.msgpack.Encoder().encode
         for batch in batches:
-            blobs = [encode(report(_record(row), max_bytes, dearest)) for row in batch.to_pylist()]
+            blobs = [encode(report(record_of(row), max_bytes, dearest, again)) for row in batch.to_pylist()]
             yield pa.RecordBatch.from_arrays([pa.array(blobs, type=pa.binary())], names=["report"])
 
     return run
 
 
-def reports(frame: Any, max_bytes: int, dearest: Dearest | None = None) -> list[Report]:
+def reports(frame: Any, max_bytes: int, dearest: Dearest | None = None, again: str = "") -> list[Report]:
     """Run the tasks over a micro-batch of the Kafka source and bring their reports to the driver. The number of records
     is bounded by `maxOffsetsPerTrigger`."""
-    return _collect(frame, reporter(max_bytes, dearest), Report)
+    return _collect(frame, reporter(max_bytes, dearest, again), Report)
 
 
 def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -48,7 +51,7 @@ def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.Re
         one = Stager(work, task.partitionId(), task.attemptNumber(), attempt, connection, pacer)
         for batch in batches:
             for row in batch.to_pylist():
-                one.add(report(_record(row), work.max_document_bytes, work.dearest))
+                one.add(report(record_of(row), work.max_document_bytes, work.dearest))
         blob = msgspec.msgpack.encode(one.finish())
         yield pa.RecordBatch.from_arrays([pa.array([blob], type=pa.binary())], names=["report"])
 
@@ -66,8 +69,8 @@ def records(frame: Any, places: Sequence[Place]) -> list[Record]:
         f"(topic = '{topic}' AND partition = {partition} AND offset = {offset})"
         for topic, partition, offset in sorted(set(places))
     )
-    rows = _chosen(frame.where(wanted)).toArrow().to_pylist()
-    return [_record(row) for row in rows]
+    rows = chosen(frame.where(wanted)).toArrow().to_pylist()
+    return [record_of(row) for row in rows]
 
 
 _WORKERS: dict[int, tuple[Connection, Pacing]] = {}
@@ -82,17 +85,19 @@ def _of_this_worker(dsn: str, pacing: Callable[[], Pacing]) -> tuple[Connection,
 
 
 def _collect(frame: Any, function: Callable[..., Iterator[pa.RecordBatch]], kind: type[T]) -> list[T]:
-    blobs = _chosen(frame).mapInArrow(function, "report binary").toArrow()
+    blobs = chosen(frame).mapInArrow(function, "report binary").toArrow()
     decode = msgspec.msgpack.Decoder(kind).decode
     return [decode(blob) for blob in blobs.column("report").to_pylist()]
 
 
-def _chosen(frame: Any) -> Any:
+def chosen(frame: Any) -> Any:
+    """The columns that make a record."""
     return frame.selectExpr(
         "topic", "partition", "offset", "unix_millis(timestamp) AS timestamp_ms", "key", "value", "headers"
     )
 
 
-def _record(row: dict[str, Any]) -> Record:
+def record_of(row: dict[str, Any]) -> Record:
+    """A row of `chosen`."""
     headers = [(header["key"], header["value"]) for header in row["headers"] or []]
     return Record(row["topic"], row["partition"], row["offset"], row["timestamp_ms"], row["key"], row["value"], headers)

@@ -63,8 +63,10 @@ def _element(record: Record, metric: str, time_ms: int, max_bytes: int) -> int:
     raise LookupError(f"{record.topic}, partition {record.partition}, offset {record.offset} has no {metric}")
 
 
-def letter(record: Record, job: str, reason: str, detail: str, element: int | None = None) -> DeadLetter:
-    """The dead letter of `record`, or of its member `element`."""
+def letter(
+    record: Record, job: str, reason: str, detail: str, element: int | None = None, attempts: int = 1
+) -> DeadLetter:
+    """The dead letter of `record`, or of its member `element`; `attempts`: how often it was sent."""
     receipt = _receipt_ms(record)
     document: dict[str, Any] = {
         "reason": reason,
@@ -79,7 +81,7 @@ def letter(record: Record, job: str, reason: str, detail: str, element: int | No
         "key": _text(record.key),
         "headers": {name: _text(value) for name, value in record.headers},
         "job": job,
-        "attempts": 1,
+        "attempts": attempts,
     }
     place = f"{job}:{record.partition}:{record.offset}"
     if element is not None:
@@ -88,6 +90,18 @@ def letter(record: Record, job: str, reason: str, detail: str, element: int | No
     value = json.dumps(document, separators=(",", ":")).encode()
     stage = f"spark.{job}"
     return DeadLetter(record.key, value, [("id", place.encode()), ("stage", stage.encode())], reason)
+
+
+def elements(record: Record, max_bytes: int) -> dict[tuple[str, int], int]:
+    """Which member of the record has the measurement (metric, event time); the first, if several have it."""
+    found: dict[tuple[str, int], int] = {}
+    for element, member in enumerate(decode(record.value, max_bytes).members):
+        try:
+            for one in of_member(member)[0]:
+                found.setdefault((one.metric, one.time_ms), element)
+        except Rejected:
+            continue
+    return found
 
 
 def by_reason(letters: Iterable[DeadLetter]) -> dict[str, int]:
