@@ -22,9 +22,9 @@ SCHEME: Final = "call:"
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What a call may know. `partition` is the lane's, or -1 in mode `keyed`, where a request has rows of several; there
-    a request that goes again with fewer rows has another id. `attempt` counts from 1; after `deadline_ns` (monotonic)
-    nobody waits for the answer; `cancelled` is set when the job stops."""
+    """What a call may know. `partition` is the lane's, or -1 in mode `keyed`, where a request has rows of several; a
+    request that goes again with fewer rows has another id there. `attempt` counts from 1; after `deadline_ns`
+    (monotonic) nobody waits for the answer; `cancelled` is set when the job stops."""
 
     query_id: str
     batch_id: int
