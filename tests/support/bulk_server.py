@@ -122,15 +122,6 @@ def items(numbers: Mapping[int, int], headers: Mapping[str, str] | None = None) 
     return step
 
 
-def refuse(metric: str, number: int) -> Step:
-    """Answer the items of this metric so, and apply the others."""
-
-    def step(handler: _Handler, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-        items({i: number for i, (_, doc) in enumerate(pairs) if doc["metric"] == metric})(handler, pairs)
-
-    return step
-
-
 def cut(handler: _Handler, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     """Apply every item, and close the connection without a word."""
     with handler.store.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace_spark.faults import from_environment
 from headrace_spark.plan import Plan
 from headrace_spark.sinks.delta import DeltaSink
 from headrace_spark.sinks.port import Batch, Outcome
@@ -14,4 +15,6 @@ class DeltaWriter(BatchWriter):
     def _send(self, batch: Batch, planned: Plan) -> Outcome:
         assert isinstance(self._sink, DeltaSink)
         self._sink.plan(planned.requests)
-        return super()._send(batch, planned)
+        outcome = super()._send(batch, planned)
+        from_environment().passed("sent", batch.batch_id)
+        return outcome

@@ -19,6 +19,7 @@ from headrace_core.errors import HeadraceError
 from headrace_spark.attempts import Attempts, Ended
 from headrace_spark.counts import Counts
 from headrace_spark.exits import CorruptInput
+from headrace_spark.faults import NO_FAULTS, Faults
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.patience import Patience
@@ -26,8 +27,8 @@ from headrace_spark.plan import Plan, corrupt, plan
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch, Outcome
 from headrace_spark.sinks.staging import Place
-from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, elements, letter
-from headrace_spark.transforms.records import Record, Report, origin, returned
+from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, letter
+from headrace_spark.transforms.records import Record, Report, elements, origin, returned
 from headrace_spark.transforms.retries import Delayed, delayed
 from headrace_spark.transforms.rows import Request, Row
 
@@ -62,6 +63,7 @@ class KeyedWriter:
         retries: Outbox,
         patience: Patience,
         *,
+        faults: Faults = NO_FAULTS,
         advanced: Callable[[], None] = lambda: None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -71,6 +73,7 @@ class KeyedWriter:
         self._outbox = outbox
         self._retries = retries
         self._patience = patience
+        self._faults = faults
         self._advanced = advanced
         self._now_ms = now_ms
 
@@ -88,6 +91,7 @@ class KeyedWriter:
         seen = keep(lambda: self._ledger.seen(ids))
         planned = plan(reports, seen, self._settings.job, self._settings.cost_of, self._settings.bounds)
         ended = self._send(batch, planned.requests)
+        self._faults.passed("sent", batch.batch_id)
         left = [one for request, end in ended for one in _left(request, end)]
         letters, records, late = self._told(left, reports, fetch)
         letters = [*planned.letters, *letters]
@@ -148,7 +152,7 @@ class KeyedWriter:
         settings, topic = self._settings, self._settings.again_topic
         past, _ = returned(record, topic)
         known = origin(record, topic)
-        element = elements(known, settings.max_document_bytes)
+        element = elements(record, settings.max_document_bytes, settings.dearest, topic)
         last = past >= settings.max_rounds
         refused: dict[int, list[_Left]] = {}
         late: set[int] = set()

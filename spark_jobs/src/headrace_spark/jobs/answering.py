@@ -54,15 +54,20 @@ class Answering:
         retries = KafkaOutbox(
             self._client, settings.delayed_topic, max_bytes=settings.max_document_bytes + _HEADERS_BYTES
         )
-        self._writer = KeyedWriter(settings, ledger, self._attempts, outbox, retries, patience, advanced=advanced)
+        self._writer = KeyedWriter(
+            settings, ledger, self._attempts, outbox, retries, patience, faults=self._faults, advanced=advanced
+        )
         if self._destination.effects == "at_least_once":
             structlog.get_logger("headrace_spark").warning("the sink is not idempotent: it may get a row twice")
 
     def prepare(self) -> None:
-        """Raises `ConfigError` if the delayed retry topic is not there."""
-        topic = self._settings.delayed_topic
-        if topic and topic not in AdminClient(self._client).list_topics(timeout=_TIMEOUT_S).topics:
-            raise ConfigError("retry_topic", f"not there: {topic}")
+        """Raises `ConfigError` if a topic of the delayed retries is not there."""
+        wanted = [topic for topic in (self._settings.delayed_topic, self._settings.again_topic) if topic]
+        if wanted:
+            there = AdminClient(self._client).list_topics(timeout=_TIMEOUT_S).topics
+            missing = [topic for topic in wanted if topic not in there]
+            if missing:
+                raise ConfigError("retry_topic", f"not there: {', '.join(missing)}")
 
     def begin(self, query_id: str) -> None:
         """Nothing to clear away: a repeat goes on where it ended."""

@@ -92,18 +92,6 @@ def letter(
     return DeadLetter(record.key, value, [("id", place.encode()), ("stage", stage.encode())], reason)
 
 
-def elements(record: Record, max_bytes: int) -> dict[tuple[str, int], int]:
-    """Which member of the record has the measurement (metric, event time); the first, if several have it."""
-    found: dict[tuple[str, int], int] = {}
-    for element, member in enumerate(decode(record.value, max_bytes).members):
-        try:
-            for one in of_member(member)[0]:
-                found.setdefault((one.metric, one.time_ms), element)
-        except Rejected:
-            continue
-    return found
-
-
 def by_reason(letters: Iterable[DeadLetter]) -> dict[str, int]:
     """How many letters each reason has."""
     counts: dict[str, int] = {}

@@ -61,7 +61,8 @@ def measurements(document: Document, fits: Fits = lambda _: True, left: frozense
     rows: list[Measurement] = []
     refusals: list[Refusal] = []
     texts = empty = 0
-    counted = [element for element in range(len(document.members)) if left is None or element in left]
+    count = len(document.members)
+    counted = range(count) if left is None else sorted(element for element in left if element < count)
     for element in counted:
         member = document.members[element]
         try:

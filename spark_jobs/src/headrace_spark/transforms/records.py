@@ -108,6 +108,18 @@ def _fits(document: Document, dearest: Dearest | None) -> Fits:
     return lambda one: dearest.fits(row_of(document.id, document.source, document.closed_at, one))
 
 
+def elements(record: Record, max_bytes: int, dearest: Dearest | None, again: str) -> dict[tuple[str, int], int]:
+    """Which member of a taken record gave the measurement (metric, event time); the first, if several have it."""
+    document, (_, left) = decode(record.value, max_bytes), returned(record, again)
+    found: dict[tuple[str, int], int] = {}
+    for element in range(len(document.members)):
+        if left is None or element in left:
+            taken = measurements(document, _fits(document, dearest), frozenset([element]))
+            for one in taken.measurements:
+                found.setdefault((one.metric, one.time_ms), element)
+    return found
+
+
 def light(full: Report) -> Report:
     """The report without its measurements, which are counted."""
     if full.taken is None:
