@@ -114,7 +114,10 @@ class KeyedWriter:
         found: list[tuple[Request, Ended]] = []
         for request in requests:
             text = known.get(request.id)
-            found.append((request, _decode(text) if text else self._ended(batch, request)))
+            end = _decode(text) if text else None
+            if end is None or (end.late and self._settings.on_exhausted == "fail"):
+                end = self._ended(batch, request)
+            found.append((request, end))
             self._advanced()
         return found
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,17 @@ from headrace_spark.sinks.port import SinkDown
 from headrace_spark.transforms.records import Record
 from tests.unit.spark.fakes import Killed, document, member, record
 from tests.unit.spark.keyed_bench import Bench, at_most, back, behave, check, say
+
+
+class Dying:
+    """An outbox in which the driver dies."""
+
+    def __init__(self):
+        self.letters = []
+
+    def send(self, letters):
+        self.letters.append(list(letters))
+        raise Killed
 
 
 @pytest.fixture
@@ -188,6 +201,23 @@ def test_a_strict_job_fails_instead(bench: Bench) -> None:
     assert (counts.inserted, counts.repeats) == (2, 2), "the second try finds the others there"
 
 
+def test_what_a_job_has_given_up_is_tried_again_once_it_is_strict(bench: Bench) -> None:
+    bench.store.script += [say("refused", "a")] * 3
+    real, bench.retries = bench.retries, Dying()  # type: ignore[assignment]
+    with pytest.raises(Killed):
+        bench.write(0, records())
+    bench.retries = real
+    assert bench.write(0, records(), on_exhausted="fail").rows_postponed == 0
+    assert (stored(bench), real.letters) == (["a", "b.x", "c", "d"], [])
+
+
+def test_nothing_of_the_sinks_needs_spark() -> None:
+    names = "keyed, attempts, delta_writing, sinks.http, sinks.called, sinks.delta"
+    modules = ", ".join(f"headrace_spark.{name}" for name in names.split(", "))
+    code = f"import sys, {modules}; assert not any('spark' in n and 'headrace' not in n for n in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_without_rounds_what_is_late_is_a_dead_letter_at_once(bench: Bench) -> None:
     bench.store.script += [say("unknown", "a")] * 2
     counts = bench.write(0, records(), max_rounds=0, max_attempts=2)
@@ -260,14 +290,6 @@ def test_killed_at_any_call_and_repeated_nothing_is_lost_or_told_otherwise(
 
 def test_killed_before_the_commit_what_is_recorded_does_not_go_out_again(bench: Bench) -> None:
     bench.store.script += [say("refused", "a")] * 3
-
-    class Dying:
-        def __init__(self):
-            self.letters = []
-
-        def send(self, letters):
-            self.letters.append(list(letters))
-            raise Killed
 
     real, dying = bench.retries, Dying()
     bench.retries = dying  # type: ignore[assignment]
