@@ -58,30 +58,34 @@ def release(one: Job, count: int) -> list[dict[str, bytes]]:
 def test_a_bulk_store_that_refuses_cuts_and_shrinks_gets_every_row_once(
     job: Callable[..., Job], store: BulkServer
 ) -> None:
-    one = job(sink=store.url, request_timeout_ms=5_000, max_attempts=2, trigger_ms=200, charge_header="X-Charge")
+    one = job(
+        sink=store.url, request_timeout_ms=30_000, max_attempts=4, charge_header="X-Charge",
+        expected_cost_per_record=2.0,
+    )  # fmt: skip
     late = document(900, [member(1, 1.0, "ok"), member(2, 2.0, "late"), member(3, 3.0, "bad")])
     produce(one, documents(20), spread=PARTITIONS)
     assert one.run() == 2, "the topics of retries are not there"
     assert f"retry_topic: not there: {one.prefix}writer.retry, {one.prefix}writer.again" in one.log()
     retry_topics(one)
 
-    # the first request is refused whole, the second in part, the third is cut off behind its effect; nothing above 16
+    # the first request is refused whole, then in part, then cut off behind its effect; of the others nothing above 16
     # rows is taken; then the driver dies before its ledger row
     store.most, store.charge = 16, 1.0
     store.script += [status(429, {"Retry-After": "1"}), items({0: 503, 3: 429}), cut]
     one.start(environment={"HEADRACE_SPARK_FAULT": "sent:0"})
     assert one.wait() == -signal.SIGKILL, one.log()[-4000:]
-    assert 0 < len(store.rows()) <= 200
+    assert len(store.rows()) == 200
+    assert [len(one) for one in store.requests[:7]] == [40, 40, 2, 2, 40, 20, 10]
     calls = len(store.requests)
 
     # the repeat sends nothing of it again, as what is done is recorded
     one.start()
     until(lambda: one.metrics().get("headrace_spark_records_total") == 20, one)
-    assert len(store.rows()) == 200
-    assert one.metrics()["headrace_spark_ledger_hits"] == 0
-    assert max(map(len, store.requests)) <= 40
-    assert sum(map(len, store.requests[calls:])) <= 200 * 3
-    check_metrics(one.metrics())
+    assert len(store.requests) == calls
+    numbers = one.metrics()
+    check_metrics(numbers)
+    assert (numbers["headrace_spark_inserted_total"], numbers["headrace_spark_repeats_total"]) == (198, 2)
+    assert (numbers["headrace_spark_ledger_hits"], numbers["headrace_spark_charged_total"]) == (0, 160 + 2)
 
     # rows that are refused for good, and rows that are not taken now
     def moody(handler, pairs):
@@ -106,7 +110,6 @@ def test_a_bulk_store_that_refuses_cuts_and_shrinks_gets_every_row_once(
     check_metrics(numbers)
     assert numbers["headrace_spark_records_total"] == 22
     assert written(one, "dead-letter") == 1
-    assert numbers["headrace_spark_charged_total"] > 0
     assert 0 < largest_window(one) <= 400
 
     # who may not write at all has a wrong job file
@@ -120,13 +123,15 @@ def test_a_delta_table_gets_a_micro_batch_once_over_a_death_between_commit_and_l
     job: Callable[..., Job], tmp_path: Path
 ) -> None:
     table = tmp_path / "table"
-    one = job(sink=f"delta:{table}", cost="per_kib(4) + per_request(10)", max_bytes=6_000, available_now=True)
+    one = job(
+        sink=f"delta:{table}", cost="per_kib(4) + per_request(10)", max_bytes=6_000, available_now=True,
+        expected_cost_per_record=2.0,
+    )  # fmt: skip
     produce(one, documents(30))
     assert one.run(environment={"HEADRACE_SPARK_FAULT": "sent:0"}) == -signal.SIGKILL, one.log()[-4000:]
     delta = DeltaTable(table)
     before = delta.version()
-    assert before >= 1
-    rows = delta.to_pyarrow_table().num_rows
+    assert before > 1, "several commits"
     assert one.sql("state.db", "SELECT count(*) FROM hr_batch_ledger") == [(0,)]
     spent = one.sql("state.db", "SELECT count(*) FROM hr_dispatch")
 
@@ -139,7 +144,6 @@ def test_a_delta_table_gets_a_micro_batch_once_over_a_death_between_commit_and_l
     assert (total["rows"], total["inserted"], total.get("repeats", 0), total["records"]) == (300, 300, 0, 30)
     query = one.sql("state.db", "SELECT query_id, max(batch_id) FROM hr_batch_ledger")[0]
     assert delta.transaction_version(query[0]) == query[1]
-    if rows == 300:
-        assert delta.version() == before
-        assert one.sql("state.db", "SELECT count(*) FROM hr_dispatch") == spent
+    assert delta.version() == before
+    assert one.sql("state.db", "SELECT count(*) FROM hr_dispatch") == spent
     assert largest_window(one) <= 400
