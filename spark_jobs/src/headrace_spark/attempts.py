@@ -136,6 +136,7 @@ class Attempts:
         charge: Callable[[Answer], int | None] = lambda answer: answer.charge  # noqa: E731
         answer = self._patience.keep(lambda: self._pacer.settled(cost, call, charge))
         tally.charged += answer.charge or 0
+        self._pacer.answered(well=not any(verdict.became in AGAIN for verdict in answer.verdicts))
         return answer
 
 

@@ -50,6 +50,10 @@ class PausingPacing(Pacing, Protocol):
         """Nothing goes out for a while (capacity.md 8)."""
         ...
 
+    def answered(self, *, well: bool) -> None:
+        """A request was answered; not well if it was refused or timed out, even in part (capacity.md 15, adaptive)."""
+        ...
+
 
 class Pacer:
     """Strict pacing for one caller at a time. `limiter` is a fixed resource or a leased one, `headroom` the part left
@@ -60,6 +64,7 @@ class Pacer:
         self._last = threading.local()
         self._free_ns = time.monotonic_ns() + (SECOND_NS if quarantine else 0)
         self._sent: deque[tuple[int, int]] = deque()
+        self._answers: deque[tuple[int, bool]] = deque()
         self._watcher = Watcher(self._dispatched, on_error=_failed)
         self._batcher = Batcher(
             limiter,
@@ -85,6 +90,14 @@ class Pacer:
     def pause(self, retry_after_ms: int | None, scope: Literal["instance", "resource"]) -> None:
         """See `PausingPacing`."""
         self._batcher.pause(retry_after_ms, scope)
+
+    def answered(self, *, well: bool) -> None:
+        """See `PausingPacing`."""
+        now_ns = time.monotonic_ns()
+        self._answers.append((now_ns, well))
+        while now_ns - self._answers[0][0] >= SECOND_NS:
+            self._answers.popleft()
+        self._batcher.throttled(sum(not fine for _, fine in self._answers) / len(self._answers))
 
     def used(self) -> int:
         """See `Pacing`."""

@@ -86,6 +86,7 @@ class Pacer(AtOnce):
         super().__init__()
         self.pauses: list[tuple[int | None, str]] = []
         self.charges: list[int] = []
+        self.answers: list[bool] = []
 
     def settled(self, cost: int, work: Callable[[int], Any], charge: Callable[[Any], int | None]) -> Any:
         found = self.run(cost, work)
@@ -96,6 +97,9 @@ class Pacer(AtOnce):
 
     def pause(self, retry_after_ms: int | None, scope: str) -> None:
         self.pauses.append((retry_after_ms, scope))
+
+    def answered(self, *, well: bool) -> None:
+        self.answers.append(well)
 
 
 class Bench:

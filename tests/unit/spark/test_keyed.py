@@ -69,6 +69,7 @@ def test_only_refused_rows_go_again_after_a_pause_of_the_resource(bench: Bench) 
     assert sent(bench) == [["a", "b.x", "c"], ["b.x"], ["b.x"], ["d"]]
     assert [context.attempt for context, _ in bench.store.calls] == [1, 2, 3, 1]
     assert bench.pacer.pauses == [(700, "resource"), (None, "resource")]
+    assert bench.pacer.answers == [False, False, True, True]
     assert (counts.retries, counts.inserted, counts.cost) == (2, 4, 6)
     assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(6,)]
 

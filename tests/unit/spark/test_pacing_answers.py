@@ -38,6 +38,21 @@ def test_a_lower_charge_and_none_change_nothing_that_is_spent(pacer: Pacer) -> N
     assert second - first >= SECOND_NS * 0.95
 
 
+def test_the_resource_is_told_which_share_of_the_last_second_was_refused() -> None:
+    resource = ProvisionedResource(1000)
+    told: list[float] = []
+    resource.throttled = told.append  # type: ignore[method-assign, assignment]
+    pacer = Pacer(resource, quarantine=False)
+    try:
+        for well in (True, False, True, True):
+            pacer.answered(well=well)
+    finally:
+        pacer.stop()
+    assert told[:2] in ([0.0, 0.5], [0.0, 1.0])
+    assert len(told) == 4
+    assert 0.0 <= told[3] <= told[2] <= 0.5
+
+
 def test_who_waits_at_the_end_is_told(pacer: Pacer) -> None:
     pacer.run(1, lambda at_ns: at_ns)
     pacer.pause(600_000, "instance")
