@@ -59,7 +59,7 @@ def test_a_connection_that_is_lost_leaves_every_row_unknown(store: BulkServer, t
 
 def test_a_time_out_leaves_every_row_unknown(store: BulkServer) -> None:
     store.script.append(silent)
-    assert became(send(store, timeout_ms=300)) == ["unknown"] * 3
+    assert became(send(store, timeout_ms=1_000)) == ["unknown"] * 3
 
 
 def test_an_answer_drop_by_drop_ends_at_the_deadline(store: BulkServer) -> None:
