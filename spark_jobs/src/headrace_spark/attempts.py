@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import structlog
 
+from headrace_core.capacity.learned import LearnedCost
 from headrace_spark.ledger import Ledger
 from headrace_spark.pacing import PausingPacing
 from headrace_spark.patience import Patience
@@ -87,6 +88,7 @@ class Attempts:
         self._destination = destination
         self._pacer = pacer
         self._patience = patience
+        self._learned = LearnedCost(settings.cost_of.of, len) if settings.cost_of.learned else None
         self.cancelled = threading.Event()
 
     def send(self, batch: Batch, request: Request) -> Ended:
@@ -123,7 +125,7 @@ class Attempts:
         return []
 
     def _try(self, batch: Batch, rows: Sequence[Row], attempt: int, tally: _Tally) -> Answer:
-        cost, name = self._settings.cost_of.of(rows), request_id(rows)
+        cost, name = self._cost(rows), request_id(rows)
 
         def call(at_ns: int) -> Answer:
             self._ledger.dispatch(at_ns, cost, len(rows))
@@ -136,8 +138,18 @@ class Attempts:
         charge: Callable[[Answer], int | None] = lambda answer: answer.charge  # noqa: E731
         answer = self._patience.keep(lambda: self._pacer.settled(cost, call, charge))
         tally.charged += answer.charge or 0
+        if self._learned is not None and answer.charge is not None and not answer.too_large:
+            self._learned.learn(rows, answer.charge)
         self._pacer.answered(well=not any(verdict.became in AGAIN for verdict in answer.verdicts))
         return answer
+
+    def _cost(self, rows: Sequence[Row]) -> int:
+        """Units of one try, fixed when it is enqueued. What is learned may be above the capacity; it goes out alone."""
+        if self._learned is None:
+            return self._settings.cost_of.of(rows)
+        estimate = self._learned(rows)
+        assert isinstance(estimate, int), "a charge has one dimension"
+        return min(estimate, self._settings.usable)
 
 
 def _halves(part: _Part, tally: _Tally) -> list[_Part]:

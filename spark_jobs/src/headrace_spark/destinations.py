@@ -69,6 +69,7 @@ def check(found: Settings) -> None:
 
 def _delta(found: Settings) -> None:
     _require(_URI.fullmatch(found.sink.removeprefix(DELTA)), "sink", "must be delta: and an absolute path or a URI")
+    _require(not found.cost_of.learned, "cost", "must not be learned(...) for Delta Lake, which tells no charge")
     by_row = found.cost_of.per_row > 0
     _require(not by_row, "cost", "must be per_kib(n) and per_request(n) for Delta Lake, where a request is a commit")
 
@@ -80,6 +81,8 @@ def _http(found: Settings) -> None:
     except ValueError:
         complete = False
     _require(complete, "sink", "must be a whole URL, such as https://host:9200/index/_bulk")
+    told = found.charge_header or not found.cost_of.learned
+    _require(told, "cost", "learned(...) needs charge_header, which tells what a request took")
     header = not found.charge_header or _HEADER.fullmatch(found.charge_header)
     _require(header, "charge_header", "must be the name of a header")
 

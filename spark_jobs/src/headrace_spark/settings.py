@@ -203,6 +203,9 @@ def check(found: Settings) -> None:
         destinations.check(found)
     else:
         _dsn("sink", found.sink)
+    learns = destinations.answers(found) or not found.cost_of.learned
+    _require(learns, "cost", "must not be learned(...) for a sink that tells no charge")
+    _require(not (found.stage_cost and found.stage_cost_of.learned), "stage_cost", "must not be learned(...)")
     if found.cost_of.call:
         found.cost_of.function()
     _leases(found)

@@ -251,6 +251,25 @@ def test_a_charge_is_settled_and_counted(bench: Bench) -> None:
     assert (counts.charged, bench.pacer.charges) == (11, [2, 9])
 
 
+def test_what_was_charged_is_the_cost_of_what_comes_next_and_cuts_nothing(bench: Bench) -> None:
+    def charging(store, rows):
+        return Answer(behave(store, rows).verdicts, charge=7 if len(rows) == 3 else 5000)
+
+    bench.store.always = charging
+    whole = document(1, [member(1, number, f"m{number}") for number in range(10)])
+    counts = bench.write(0, [record(0, whole)], cost="learned(per_row(2))")
+    assert bench.pacer.costs == [6, 7, 7, 2], "the base at first, then the mean of requests of as many rows"
+    assert (counts.cost, counts.charged, counts.requests) == (22, 5021, 4)
+    assert bench.sql("SELECT cost FROM hr_dispatch ORDER BY at_ns") == [(6,), (7,), (7,), (2,)]
+
+
+def test_a_learned_cost_above_the_capacity_is_the_capacity(bench: Bench) -> None:
+    bench.store.always = say("inserted", charge=5000)
+    whole = document(1, [member(1, number, f"m{number}") for number in range(6)])
+    bench.write(0, [record(0, whole)], cost="learned(per_row(2))", headroom=0.1)
+    assert bench.pacer.costs == [6, 900]
+
+
 def test_a_wrong_schema_does_not_drain_a_topic(bench: Bench) -> None:
     with pytest.raises(CorruptInput):
         bench.write(0, [record(number, b"{}") for number in range(200)])

@@ -91,6 +91,19 @@ def test_headroom_makes_requests_smaller(tmp_path: Path) -> None:
         ({"sink": "http://host/_bulk", "topics": ["headrace.writer.again"]}, "topics"),
         ({"sink": "http://host/_bulk", "on_exhausted": "shrug"}, "on_exhausted"),
         ({"sink": "http://host/_bulk", "charge_header": "X Charge"}, "charge_header"),
+        ({"cost": "learned(per_row(1))"}, "cost"),
+        ({"cost": "learned()"}, "cost"),
+        ({"sink": "http://host/_bulk", "cost": "learned(per_row(1))"}, "cost"),
+        ({"sink": "delta:/table", "cost": "learned(per_kib(1))"}, "cost"),
+        (
+            {
+                "stage_cost": "learned(per_row(1))",
+                "path": "staged",
+                "sink": "postgresql://a/b",
+                "state_dsn": "postgresql://a/b",
+            },
+            "stage_cost",
+        ),
         ({"sink": "delta:relative/path", "cost": "per_kib(1)"}, "sink"),
         ({"sink": "delta:/table"}, "cost"),
         ({"sink": "delta:/table", "cost": "per_kib(1)", "path": "staged"}, "path"),
@@ -109,6 +122,13 @@ def test_a_sink_that_answers_for_each_row_has_two_topics_more(tmp_path: Path) ->
     for changes in ({"on_exhausted": "fail"}, {"max_rounds": 0}, {"sink": "sqlite:////s.db"}):
         other = load(write(tmp_path, **{"sink": "https://host:9200/index/_bulk", **changes}))
         assert (other.subscribed, other.delayed_topic) == (["headrace.batches"], "")
+
+
+def test_a_cost_is_learned_where_the_sink_tells_its_charge(tmp_path: Path) -> None:
+    for sink in ({"sink": "http://host/_bulk", "charge_header": "X-Charge"}, {"sink": "call:json:dumps"}):
+        found = load(write(tmp_path, cost="learned(per_row(2) + per_request(3))", **sink))
+        assert found.cost_of.learned
+        assert found.cost_of(5) == 13
 
 
 def test_a_commit_of_delta_lake_is_bounded_by_bytes_alone(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 # max_rounds = 8                      # <prefix><job>.again when it is due, so many times; then to the dead letters
 # on_exhausted = "retry"              # or "fail": the micro-batch fails instead
 # request_timeout_ms = 30000          # http, call: of one try
-# charge_header = ""                  # http: the header of the answer with the units that a request took
+# charge_header = ""                  # http: the header of the answer with the units that a request took; then cost may
+#                                       be "learned(per_row(1))", what such requests took in the mean
 # authorization_file = ""             # http: a file with the value of the header Authorization
 capacity = 500                        # units a second, never more in any second
 # share = 1.0                         # this job's part of it
