@@ -5,11 +5,10 @@ Tasks decode; the driver sends, and reads a record again if something of it was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import pyarrow as pa
 import structlog
 from confluent_kafka.admin import AdminClient
 
@@ -18,7 +17,7 @@ from headrace_spark import capacity, faults, kafka_clients
 from headrace_spark.attempts import Attempts
 from headrace_spark.counts import Counts
 from headrace_spark.destinations import HTTP
-from headrace_spark.jobs.frames import chosen, record_of, reports
+from headrace_spark.jobs.frames import records, reports
 from headrace_spark.keyed import KeyedWriter
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import KafkaOutbox, Outbox
@@ -28,13 +27,7 @@ from headrace_spark.sinks.answers import Destination
 from headrace_spark.sinks.called import CalledSink
 from headrace_spark.sinks.http import BulkSink
 from headrace_spark.sinks.port import Batch
-from headrace_spark.sinks.staging import Place
-from headrace_spark.transforms.records import Record
 
-_COLUMNS: Final = (
-    "topic string, partition int, offset bigint, timestamp_ms bigint, key binary, value binary,"
-    " headers array<struct<key:string,value:binary>>"
-)
 _HEADERS_BYTES: Final = 1024 * 1024
 _TIMEOUT_S: Final = 30
 
@@ -79,7 +72,7 @@ class Answering:
         settings = self._settings
         self._faults.passed("begun", batch.batch_id)
         found = reports(frame, settings.max_document_bytes, settings.dearest, settings.again_topic)
-        counts = self._writer.write(batch, found, partial(records_again, frame))
+        counts = self._writer.write(batch, found, partial(records, frame))
         self._faults.passed("written", batch.batch_id)
         return counts
 
@@ -87,21 +80,6 @@ class Answering:
         self._attempts.cancelled.set()
         self.pacer.stop()
         self._destination.close()
-
-
-def records_again(frame: Any, places: Sequence[Place]) -> list[Record]:
-    """Read these records of the micro-batch again, however many they are."""
-    rows = chosen(frame).mapInArrow(_picker(frozenset(places)), _COLUMNS).toArrow().to_pylist()
-    return [record_of(row) for row in rows]
-
-
-def _picker(wanted: frozenset[Place]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            places = zip(*(batch.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
-            yield batch.filter(pa.array([place in wanted for place in places], type=pa.bool_()))
-
-    return run
 
 
 def _destination(settings: Settings) -> Destination:

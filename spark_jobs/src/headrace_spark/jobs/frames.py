@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -15,6 +15,10 @@ from headrace_spark.transforms.costs import Dearest
 from headrace_spark.transforms.records import Record, Report, report
 
 T = TypeVar("T")
+_COLUMNS: Final = (
+    "topic string, partition int, offset bigint, timestamp_ms bigint, key binary, value binary,"
+    " headers array<struct<key:string,value:binary>>"
+)
 
 
 def reporter(
@@ -26,7 +30,7 @@ def reporter(
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         encode = msgspec.msgpack.Encoder().encode
         for batch in batches:
-            blobs = [encode(report(record_of(row), max_bytes, dearest, again)) for row in batch.to_pylist()]
+            blobs = [encode(report(_record(row), max_bytes, dearest, again)) for row in batch.to_pylist()]
             yield pa.RecordBatch.from_arrays([pa.array(blobs, type=pa.binary())], names=["report"])
 
     return run
@@ -51,7 +55,7 @@ def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.Re
         one = Stager(work, task.partitionId(), task.attemptNumber(), attempt, connection, pacer)
         for batch in batches:
             for row in batch.to_pylist():
-                one.add(report(record_of(row), work.max_document_bytes, work.dearest))
+                one.add(report(_record(row), work.max_document_bytes, work.dearest))
         blob = msgspec.msgpack.encode(one.finish())
         yield pa.RecordBatch.from_arrays([pa.array([blob], type=pa.binary())], names=["report"])
 
@@ -63,14 +67,22 @@ def stage(frame: Any, work: Work, pacing: Callable[[], Pacing]) -> list[TaskRepo
     return _collect(frame, stager(work, pacing), TaskReport)
 
 
+def picker(places: Sequence[Place]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function of tasks that let only the records at these places pass."""
+    wanted = frozenset(places)
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found = zip(*(batch.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+            yield batch.filter(pa.array([place in wanted for place in found], type=pa.bool_()))
+
+    return run
+
+
 def records(frame: Any, places: Sequence[Place]) -> list[Record]:
-    """Read these records of the micro-batch again."""
-    wanted = " OR ".join(
-        f"(topic = '{topic}' AND partition = {partition} AND offset = {offset})"
-        for topic, partition, offset in sorted(set(places))
-    )
-    rows = chosen(frame.where(wanted)).toArrow().to_pylist()
-    return [record_of(row) for row in rows]
+    """Read these records of the micro-batch again, however many they are."""
+    rows = _chosen(frame).mapInArrow(picker(places), _COLUMNS).toArrow().to_pylist()
+    return [_record(row) for row in rows]
 
 
 _WORKERS: dict[int, tuple[Connection, Pacing]] = {}
@@ -85,19 +97,17 @@ def _of_this_worker(dsn: str, pacing: Callable[[], Pacing]) -> tuple[Connection,
 
 
 def _collect(frame: Any, function: Callable[..., Iterator[pa.RecordBatch]], kind: type[T]) -> list[T]:
-    blobs = chosen(frame).mapInArrow(function, "report binary").toArrow()
+    blobs = _chosen(frame).mapInArrow(function, "report binary").toArrow()
     decode = msgspec.msgpack.Decoder(kind).decode
     return [decode(blob) for blob in blobs.column("report").to_pylist()]
 
 
-def chosen(frame: Any) -> Any:
-    """The columns that make a record."""
+def _chosen(frame: Any) -> Any:
     return frame.selectExpr(
         "topic", "partition", "offset", "unix_millis(timestamp) AS timestamp_ms", "key", "value", "headers"
     )
 
 
-def record_of(row: dict[str, Any]) -> Record:
-    """A row of `chosen`."""
+def _record(row: dict[str, Any]) -> Record:
     headers = [(header["key"], header["value"]) for header in row["headers"] or []]
     return Record(row["topic"], row["partition"], row["offset"], row["timestamp_ms"], row["key"], row["value"], headers)
