@@ -4,6 +4,7 @@
 `task:<batch>:<part>:<attempt>`  a Python worker, when the task attempt has written its first chunk and has more
 `staged:<batch>`                 the driver, when all tasks have ended and before it merges
 `merging:<batch>`                the driver, inside its transaction, when everything but the commit is done
+`sent:<batch>`                   the driver, when Delta Lake, or a sink that answers for rows, has all; no ledger row
 `written:<batch>`                the driver, when the micro-batch is committed in the store, before Spark's commit log
 `begun:<batch>`                  the driver, before any task of the micro-batch
 """

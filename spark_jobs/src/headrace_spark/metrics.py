@@ -34,10 +34,13 @@ _HELP: Final = {
     "inserted": "rows that are new in the sink",
     "replaced": "rows that replaced a lower version",
     "repeats": "rows without effect: their version or a higher one was there",
-    "rows_refused": "rows that the store refused by a constraint",
+    "rows_refused": "rows that the store refused for good",
+    "rows_postponed": "rows whose records went to the delayed retry topic",
+    "records_postponed": "records that went to the delayed retry topic",
     "requests": "requests to the sink",
     "retries": "tries of a staged chunk, or of a request of a lane, after the first",
     "cost": "capacity units of the requests",
+    "charged": "capacity units that the destination says it took, where it says so",
     "microbatches": "micro-batches committed",
     "offsets_lost": "offsets that were gone before they were read, accepted by --accept-loss",
 }
@@ -106,6 +109,10 @@ class Collector:
         for reason, number in sorted(totals.dead_letters.items()):
             letters.add_metric([reason], number)
         yield letters
+        again = CounterMetricFamily(PREFIX + "again", "records from the retry topic", labels=["round"])
+        for label, number in sorted(totals.rounds.items()):
+            again.add_metric([label], number)
+        yield again
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
         yield from self._progress.observed.collect()

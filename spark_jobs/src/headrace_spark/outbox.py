@@ -1,4 +1,5 @@
-"""Dead letters to Kafka, acknowledged by all in-sync replicas before the micro-batch is committed."""
+"""Records to Kafka, dead letters and others, acknowledged by all in-sync replicas before the micro-batch is
+committed."""
 
 from __future__ import annotations
 
@@ -8,29 +9,41 @@ from typing import Protocol
 from confluent_kafka import KafkaError, Message, Producer
 
 from headrace_core.errors import HeadraceError
-from headrace_spark.transforms.dead_letters import DeadLetter
 
 
 class OutboxDown(HeadraceError):
-    """Kafka did not acknowledge a dead letter in time; the micro-batch must not be committed."""
+    """Kafka did not acknowledge a record in time; the micro-batch must not be committed."""
 
     code = "outbox_down"
     retry = True
 
 
-class Outbox(Protocol):
-    """Where dead letters go."""
+class Letter(Protocol):
+    """A record to send, such as a dead letter."""
 
-    def send(self, letters: Sequence[DeadLetter]) -> None:
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
+
+
+class Outbox(Protocol):
+    """Where records of one kind go."""
+
+    def send(self, letters: Sequence[Letter]) -> None:
         """Returns when all are acknowledged; raises `OutboxDown` if one is not."""
         ...
 
 
 class KafkaOutbox:
     """`client` is how a client connects, `topic` gets the letters; `timeout_s` bounds the wait for the acknowledgements
-    of one call."""
+    of one call, `max_bytes` one record."""
 
-    def __init__(self, client: Mapping[str, str], topic: str, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, client: Mapping[str, str], topic: str, timeout_s: float = 60.0, max_bytes: int = 4 * 1024 * 1024
+    ) -> None:
         self._topic = topic
         self._timeout_s = timeout_s
         self._producer = Producer(
@@ -40,11 +53,11 @@ class KafkaOutbox:
                 "enable.idempotence": True,
                 "partitioner": "murmur2_random",
                 "message.timeout.ms": int(timeout_s * 1000),
-                "message.max.bytes": 4 * 1024 * 1024,
+                "message.max.bytes": max_bytes,
             }
         )
 
-    def send(self, letters: Sequence[DeadLetter]) -> None:
+    def send(self, letters: Sequence[Letter]) -> None:
         failures: list[str] = []
 
         def answered(error: KafkaError | None, _: Message) -> None:
@@ -55,9 +68,9 @@ class KafkaOutbox:
             self._put(one, answered)
         left = self._producer.flush(self._timeout_s)
         if failures or left:
-            raise OutboxDown(f"{len(failures) + left} dead letters were not acknowledged: {failures[:1]}")
+            raise OutboxDown(f"{len(failures) + left} records for {self._topic} were not acknowledged: {failures[:1]}")
 
-    def _put(self, one: DeadLetter, answered: object) -> None:
+    def _put(self, one: Letter, answered: object) -> None:
         while True:
             try:
                 self._producer.produce(

@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from headrace_core.capacity.batcher import Batcher
 from headrace_core.capacity.operation import Batch, Operation, Watcher
 from headrace_core.capacity.resources import Resource
+from headrace_spark.exits import Stopping
 
 SECOND_NS: Final = 1_000_000_000
 FLUSH_INTERVAL_MS: Final = 25  # the Spark preset
@@ -42,6 +43,22 @@ class Pacing(Protocol):
         ...
 
 
+class PausingPacing(Pacing, Protocol):
+    """`Pacing` for a destination that answers: what it charged is settled, and it may ask for a pause."""
+
+    def settled(self, cost: int, work: Callable[[int], T], charge: Callable[[T], int | None]) -> T:
+        """As `run`; `charge` tells from the answer what the destination charged, None if it did not say."""
+        ...
+
+    def pause(self, retry_after_ms: int | None, scope: Literal["instance", "resource"]) -> None:
+        """Nothing goes out for a while (capacity.md 8)."""
+        ...
+
+    def answered(self, *, well: bool) -> None:
+        """A request was answered; not well if it was refused or timed out, even in part (capacity.md 15, adaptive)."""
+        ...
+
+
 class Pacer:
     """Strict pacing for one caller at a time. `limiter` is a fixed resource or a leased one, `headroom` the part left
     unused; `quarantine`: nothing goes out for a second, where no store knows what went out before. Raises
@@ -51,6 +68,7 @@ class Pacer:
         self._last = threading.local()
         self._free_ns = time.monotonic_ns() + (SECOND_NS if quarantine else 0)
         self._sent: deque[tuple[int, int]] = deque()
+        self._answers: deque[tuple[int, bool]] = deque()
         self._watcher = Watcher(self._dispatched, on_error=_failed)
         self._batcher = Batcher(
             limiter,
@@ -63,11 +81,27 @@ class Pacer:
 
     def run(self, cost: int, work: Callable[[int], T]) -> T:
         """See `Pacing`. Raises what `work` raises, and `TooExpensive` for a cost above the capacity."""
+        return self.settled(cost, work, _unknown)
+
+    def settled(self, cost: int, work: Callable[[int], T], charge: Callable[[T], int | None]) -> T:
+        """See `PausingPacing`. Raises as `run`."""
         time.sleep(max(0, self._free_ns - time.monotonic_ns()) / SECOND_NS)
         answer: Future[T] = Future()
-        self._batcher.enqueue(Operation(self._watcher, cost, (work, answer)))
+        self._batcher.enqueue(Operation(self._watcher, cost, (work, charge, answer)))
         self._batcher.flush()
         return answer.result()
+
+    def pause(self, retry_after_ms: int | None, scope: Literal["instance", "resource"]) -> None:
+        """See `PausingPacing`."""
+        self._batcher.pause(retry_after_ms, scope)
+
+    def answered(self, *, well: bool) -> None:
+        """See `PausingPacing`."""
+        now_ns = time.monotonic_ns()
+        self._answers.append((now_ns, well))
+        while now_ns - self._answers[0][0] >= SECOND_NS:
+            self._answers.popleft()
+        self._batcher.throttled(sum(not fine for _, fine in self._answers) / len(self._answers))
 
     def used(self) -> int:
         """See `Pacing`."""
@@ -75,8 +109,10 @@ class Pacer:
         return sum(cost for at, cost in tuple(self._sent) if now - at < SECOND_NS)
 
     def stop(self) -> None:
-        """Nothing goes out any more."""
-        self._batcher.stop(0)
+        """Nothing goes out any more; who still waits gets `Stopping`."""
+        for operation in self._batcher.stop(0):
+            answer: Future[Any] = operation.payload[-1]
+            answer.set_exception(Stopping("the job ends; this request did not go out"))
 
     def _clock(self) -> int:
         """The monotonic clock; each thread remembers its last reading."""
@@ -89,14 +125,22 @@ class Pacer:
         while self._sent and at_ns - self._sent[0][0] >= SECOND_NS:
             self._sent.popleft()
         self._sent.append((at_ns, sum(operation.cost_units.values())))
-        work, answer = operation.payload
+        work, charge, answer = operation.payload
         try:
-            answer.set_result(work(at_ns))
+            found = work(at_ns)
+            charged = charge(found)
+            if charged is not None:
+                batch.settle(operation, charged)
+            answer.set_result(found)
         except BaseException as error:
             answer.set_exception(error)
 
 
+def _unknown(_: object) -> None:
+    """A destination that tells no charge."""
+
+
 def _failed(batch: Batch, error: BaseException) -> None:
-    answer: Future[Any] = batch[0].payload[1]
+    answer: Future[Any] = batch[0].payload[-1]
     if not answer.done():
         answer.set_exception(error)

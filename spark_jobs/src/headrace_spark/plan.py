@@ -85,6 +85,8 @@ def corrupt(reports: Iterable[Report], share: float) -> bool:
 
 def _fresh(one: Report, counts: Counts, *known: set[str]) -> bool:
     counts.records += 1
+    if one.round:
+        counts.rounds[str(one.round)] = counts.rounds.get(str(one.round), 0) + 1
     if one.skipped:
         counts.ticks += 1
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -10,7 +11,7 @@ import msgspec
 
 from headrace_core.capacity.protocol import MAX_PARTITIONS
 from headrace_core.errors import ConfigError
-from headrace_spark import kafka_clients
+from headrace_spark import destinations, kafka_clients
 from headrace_spark.database import is_postgres
 from headrace_spark.transforms.costs import Cost, Dearest, cost
 from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
@@ -22,7 +23,7 @@ CHUNK_ROWS: Final = 1000
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AT_LEAST_1 = (
     "capacity", "max", "max_bytes", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms",
-    "seen_retention_ms", "max_send_ms", "weight",
+    "seen_retention_ms", "max_send_ms", "weight", "max_attempts", "request_timeout_ms",
 )  # fmt: skip
 
 
@@ -34,7 +35,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     `mode` "lanes" keeps the order of time for a sink `call:module:function`; a request is tried again for
     `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store`
     (`tcp://` with the token in a file, `postgresql://`, `redis://`): the capacity is that of `resource`, shared with
-    all that use it by `weight`; `factor` is what a leased partition is worth."""
+    all that use it by `weight`; `factor` is what a leased partition is worth.
+    `sink` `http(s)://...` or `call:...` in mode `keyed` (`destinations.py`): rows are tried `max_attempts` times, then
+    their record goes to `retry_topic` (`<prefix><job>.retry`) and comes back on `<prefix><job>.again`, `max_rounds`
+    times at most; or the micro-batch fails (`on_exhausted`). `request_timeout_ms` bounds a try."""
 
     job: str
     kafka: str
@@ -52,6 +56,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     mode: Literal["keyed", "lanes"] = "keyed"
     max_send_ms: int = 60_000
     on_reject: Literal["park", "stop"] = "park"
+    max_attempts: int = 3
+    max_rounds: int = 8
+    on_exhausted: Literal["retry", "fail"] = "retry"
+    retry_topic: str = ""
+    request_timeout_ms: int = 30_000
+    charge_header: str = ""
+    authorization_file: str = ""
     max: int = 500
     max_bytes: int = 4 * 1024 * 1024
     share: float = 1.0
@@ -79,7 +90,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def subscribed(self) -> list[str]:
         """The topics that the job reads."""
-        return self.topics or [f"{self.prefix}batches"]
+        return [*(self.topics or [f"{self.prefix}batches"]), *filter(None, [self.again_topic])]
+
+    @property
+    def again_topic(self) -> str:
+        """Where records come back from the delayed retry topic; empty for a job that has none."""
+        return f"{self.prefix}{self.job}.again" if destinations.retries(self) else ""
+
+    @property
+    def delayed_topic(self) -> str:
+        """The delayed retry topic, empty for a job that has none."""
+        return (self.retry_topic or f"{self.prefix}{self.job}.retry") if destinations.retries(self) else ""
 
     @property
     def dead_letter_topic(self) -> str:
@@ -133,8 +154,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def bounds(self) -> Bounds:
-        """Of one request."""
-        return Bounds(self.request_rows, self.max_bytes, self.usable)
+        """Of one request. In Delta Lake it is a commit, which bytes and capacity bound."""
+        rows = sys.maxsize if destinations.is_delta(self.sink) else self.request_rows
+        return Bounds(rows, self.max_bytes, self.usable)
 
     @property
     def chunk_bounds(self) -> Bounds:
@@ -177,8 +199,13 @@ def check(found: Settings) -> None:
     _dsn("state_dsn", found.state_dsn)
     if found.mode == "lanes":
         _lanes(found)
+    elif destinations.known(found.sink):
+        destinations.check(found)
     else:
         _dsn("sink", found.sink)
+    learns = destinations.answers(found) or not found.cost_of.learned
+    _require(learns, "cost", "must not be learned(...) for a sink that tells no charge")
+    _require(not (found.stage_cost and found.stage_cost_of.learned), "stage_cost", "must not be learned(...)")
     if found.cost_of.call:
         found.cost_of.function()
     _leases(found)

@@ -76,12 +76,65 @@ def test_headroom_makes_requests_smaller(tmp_path: Path) -> None:
         ({"topics": ["a,b"]}, "topics"),
         ({"prefix": "a b."}, "topics"),
         ({"surprise": 1}, "surprise"),
+        ({"sink": "call:module"}, "sink"),
+        ({"sink": "http:///_bulk"}, "sink"),
+        ({"sink": "https://host:port/_bulk"}, "sink"),
+        ({"sink": "ftp://host/_bulk"}, "sink"),
+        ({"sink": "http://host/_bulk", "path": "staged"}, "path"),
+        ({"sink": "http://host/_bulk", "max_attempts": 0}, "max_attempts"),
+        ({"sink": "http://host/_bulk", "max_rounds": -1}, "max_rounds"),
+        ({"sink": "http://host/_bulk", "request_timeout_ms": 0}, "request_timeout_ms"),
+        ({"sink": "http://host/_bulk", "retry_topic": "a b"}, "retry_topic"),
+        ({"sink": "http://host/_bulk", "retry_topic": "headrace.batches"}, "retry_topic"),
+        ({"sink": "http://host/_bulk", "retry_topic": "headrace.dead-letter"}, "retry_topic"),
+        ({"sink": "http://host/_bulk", "retry_topic": "headrace.writer.again"}, "retry_topic"),
+        ({"sink": "http://host/_bulk", "topics": ["headrace.writer.again"]}, "topics"),
+        ({"sink": "http://host/_bulk", "on_exhausted": "shrug"}, "on_exhausted"),
+        ({"sink": "http://host/_bulk", "charge_header": "X Charge"}, "charge_header"),
+        ({"cost": "learned(per_row(1))"}, "cost"),
+        ({"cost": "learned()"}, "cost"),
+        ({"sink": "http://host/_bulk", "cost": "learned(per_row(1))"}, "cost"),
+        ({"sink": "delta:/table", "cost": "learned(per_kib(1))"}, "cost"),
+        (
+            {
+                "stage_cost": "learned(per_row(1))",
+                "path": "staged",
+                "sink": "postgresql://a/b",
+                "state_dsn": "postgresql://a/b",
+            },
+            "stage_cost",
+        ),
+        ({"sink": "delta:relative/path", "cost": "per_kib(1)"}, "sink"),
+        ({"sink": "delta:/table"}, "cost"),
+        ({"sink": "delta:/table", "cost": "per_kib(1)", "path": "staged"}, "path"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, **changes))
     assert field in str(caught.value)
+
+
+def test_a_sink_that_answers_for_each_row_has_two_topics_more(tmp_path: Path) -> None:
+    found = load(write(tmp_path, sink="https://host:9200/index/_bulk"))
+    assert found.subscribed == ["headrace.batches", "headrace.writer.again"]
+    assert found.delayed_topic == "headrace.writer.retry"
+    for changes in ({"on_exhausted": "fail"}, {"max_rounds": 0}, {"sink": "sqlite:////s.db"}):
+        other = load(write(tmp_path, **{"sink": "https://host:9200/index/_bulk", **changes}))
+        assert (other.subscribed, other.delayed_topic) == (["headrace.batches"], "")
+
+
+def test_a_cost_is_learned_where_the_sink_tells_its_charge(tmp_path: Path) -> None:
+    for sink in ({"sink": "http://host/_bulk", "charge_header": "X-Charge"}, {"sink": "call:json:dumps"}):
+        found = load(write(tmp_path, cost="learned(per_row(2) + per_request(3))", **sink))
+        assert found.cost_of.learned
+        assert found.cost_of(5) == 13
+
+
+def test_a_commit_of_delta_lake_is_bounded_by_bytes_alone(tmp_path: Path) -> None:
+    found = load(write(tmp_path, sink="delta:s3://bucket/table", cost="per_kib(1) + per_request(5)", max=1))
+    assert found.bounds.rows > 10**9
+    assert found.bounds.size == 4 * 1024 * 1024
 
 
 def test_a_missing_file_and_bad_toml_are_configuration_errors(tmp_path: Path) -> None:

@@ -33,6 +33,15 @@ class Query:
         return self.error
 
 
+class Way:
+    """Counts how often it was stopped."""
+
+    stops = 0
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
 class Parts:
     """What the end of a query looks at, of the job and of the work."""
 
@@ -41,6 +50,7 @@ class Parts:
         self.stop, self.again = threading.Event(), threading.Event()
         self.turn = threading.Lock()
         self.failure: Exception | None = None
+        self.way = Way()
 
 
 def ended(parts: Parts, query: Query) -> bool:
@@ -66,7 +76,14 @@ def test_a_stop_waits_for_the_micro_batch_under_way_but_not_for_ever() -> None:
     with parts.turn:
         assert ended(parts, query) is False
         assert parts.turn.locked(), "the turn of the micro-batch stays its own"
-    assert query.stops == 1
+    assert query.stops == parts.way.stops == 1, "what waits for capacity waits no longer"
+
+
+def test_a_micro_batch_that_ends_in_time_is_not_torn_from_its_capacity() -> None:
+    parts, query = Parts(), Query()
+    parts.stop.set()
+    assert ended(parts, query) is False
+    assert (query.stops, parts.way.stops) == (1, 0)
 
 
 @pytest.mark.parametrize("word", ["stop", "again"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -15,24 +15,31 @@ from headrace_spark.transforms.costs import Dearest
 from headrace_spark.transforms.records import Record, Report, report
 
 T = TypeVar("T")
+_COLUMNS: Final = (
+    "topic string, partition int, offset bigint, timestamp_ms bigint, key binary, value binary,"
+    " headers array<struct<key:string,value:binary>>"
+)
 
 
-def reporter(max_bytes: int, dearest: Dearest | None) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that tasks run; it knows nothing but what limits a record and a row."""
+def reporter(
+    max_bytes: int, dearest: Dearest | None, again: str = ""
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that tasks run; it knows nothing but what limits a record and a row, and which topic brings records
+    back."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         encode = msgspec.msgpack.Encoder().encode
         for batch in batches:
-            blobs = [encode(report(_record(row), max_bytes, dearest)) for row in batch.to_pylist()]
+            blobs = [encode(report(_record(row), max_bytes, dearest, again)) for row in batch.to_pylist()]
             yield pa.RecordBatch.from_arrays([pa.array(blobs, type=pa.binary())], names=["report"])
 
     return run
 
 
-def reports(frame: Any, max_bytes: int, dearest: Dearest | None = None) -> list[Report]:
+def reports(frame: Any, max_bytes: int, dearest: Dearest | None = None, again: str = "") -> list[Report]:
     """Run the tasks over a micro-batch of the Kafka source and bring their reports to the driver. The number of records
     is bounded by `maxOffsetsPerTrigger`."""
-    return _collect(frame, reporter(max_bytes, dearest), Report)
+    return _collect(frame, reporter(max_bytes, dearest, again), Report)
 
 
 def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -60,13 +67,21 @@ def stage(frame: Any, work: Work, pacing: Callable[[], Pacing]) -> list[TaskRepo
     return _collect(frame, stager(work, pacing), TaskReport)
 
 
+def picker(places: Sequence[Place]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function of tasks that let only the records at these places pass."""
+    wanted = frozenset(places)
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found = zip(*(batch.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+            yield batch.filter(pa.array([place in wanted for place in found], type=pa.bool_()))
+
+    return run
+
+
 def records(frame: Any, places: Sequence[Place]) -> list[Record]:
-    """Read these records of the micro-batch again."""
-    wanted = " OR ".join(
-        f"(topic = '{topic}' AND partition = {partition} AND offset = {offset})"
-        for topic, partition, offset in sorted(set(places))
-    )
-    rows = _chosen(frame.where(wanted)).toArrow().to_pylist()
+    """Read these records of the micro-batch again, however many they are."""
+    rows = _chosen(frame).mapInArrow(picker(places), _COLUMNS).toArrow().to_pylist()
     return [_record(row) for row in rows]
 
 

@@ -20,12 +20,22 @@ prefix = "headrace."                  # of all topics
 checkpoint = "/var/lib/headrace/checkpoint"   # durable, and of this job alone
 sink = "sqlite:////var/lib/headrace/measurements.db"      # or postgresql://user@host/database
 state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; the sink's database for the staged path
+# other sinks: delta:/data/measurements or delta:s3://bucket/path (secrets from the object store's environment),
+# https://host:9200/measurements/_bulk (newline-delimited bulk requests), call:module:function
 # table = "measurements"
 
 # path = "direct"                     # the driver writes. "staged": tasks copy, the driver merges (PostgreSQL)
 # mode = "keyed"                      # "lanes": in order of time, into sink = "call:module:function"
 # max_send_ms = 60000                 # lanes: how long a request is tried again before the micro-batch fails
 # on_reject = "park"                  # lanes: a refused request goes to the dead letters, or "stop"
+# max_attempts = 3                    # http, call: how often rows that are not taken are sent; then the record goes to
+# retry_topic = ""                    # this topic, <prefix><job>.retry if absent. A time buffer must bring it back on
+# max_rounds = 8                      # <prefix><job>.again when it is due, so many times; then to the dead letters
+# on_exhausted = "retry"              # or "fail": the micro-batch fails instead
+# request_timeout_ms = 30000          # http, call: of one try
+# charge_header = ""                  # http: the header of the answer with the units that a request took; then cost may
+#                                       be "learned(per_row(1))", what such requests took in the mean
+# authorization_file = ""             # http: a file with the value of the header Authorization
 capacity = 500                        # units a second, never more in any second
 # share = 1.0                         # this job's part of it
 # headroom = 0.0                      # part of it left unused; 0.05 is advised over a network

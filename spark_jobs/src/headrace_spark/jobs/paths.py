@@ -1,4 +1,4 @@
-"""The two ways of a micro-batch into the sink: `direct` and `staged` (spark-writer.md 7)."""
+"""The ways of a micro-batch into the sink: `direct`, `staged`, `lanes` (spark-writer.md 7); and `answering.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 import structlog
 
-from headrace_spark import capacity, faults
+from headrace_spark import capacity, destinations, faults
 from headrace_spark.counts import Counts
 from headrace_spark.database import is_postgres, sqlite_path
+from headrace_spark.delta_writing import DeltaWriter
+from headrace_spark.jobs.answering import Answering
 from headrace_spark.jobs.frames import records, reports, stage
 from headrace_spark.lanes import LaneWriter
 from headrace_spark.ledger import Ledger
@@ -21,6 +23,7 @@ from headrace_spark.patience import Patience
 from headrace_spark.settings import Settings
 from headrace_spark.sinks import staging
 from headrace_spark.sinks.callables import CallableSink
+from headrace_spark.sinks.delta import DeltaSink
 from headrace_spark.sinks.port import Batch, Sink
 from headrace_spark.sinks.postgres import PostgresSink
 from headrace_spark.sinks.sqlite import SqliteSink
@@ -63,7 +66,8 @@ class Direct:
         self._faults = faults.from_environment()
         self._sink = _sink(settings)
         self.pacer = capacity.in_driver(settings)
-        self._writer = BatchWriter(settings, ledger, self._sink, outbox, self.pacer, patience, advanced=advanced)
+        kind = DeltaWriter if destinations.is_delta(settings.sink) else BatchWriter
+        self._writer = kind(settings, ledger, self._sink, outbox, self.pacer, patience, advanced=advanced)
 
     def prepare(self) -> None:
         self._sink.prepare()
@@ -167,12 +171,16 @@ Advanced = Callable[[], None]
 
 def way(settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced) -> Way:
     """The one that the job file names."""
+    if destinations.answers(settings):
+        return Answering(settings, ledger, outbox, patience, advanced)
     kind: type[Lanes | Staged | Direct]
     kind = Lanes if settings.mode == "lanes" else Staged if settings.path == "staged" else Direct
     return kind(settings, ledger, outbox, patience, advanced)
 
 
 def _sink(settings: Settings) -> Sink:
+    if destinations.is_delta(settings.sink):
+        return DeltaSink(settings.sink.removeprefix(destinations.DELTA))
     if is_postgres(settings.sink):
         return PostgresSink(settings.sink, settings.table)
     return SqliteSink(sqlite_path(settings.sink), settings.table)

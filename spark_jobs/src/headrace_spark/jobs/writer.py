@@ -238,6 +238,8 @@ def _ended(job: _Job, query: Any, work: _Query) -> bool:
 def _stop(job: _Job, query: Any) -> None:
     """Between two micro-batches, or after `stop_timeout_ms` into one."""
     own = job.turn.acquire(timeout=job.settings.stop_timeout_ms / 1000)
+    if not own and job.stop.is_set():
+        job.way.stop()  # what waits for capacity or in a pause ends; the micro-batch stays uncommitted
     try:
         query.stop()
     finally:

@@ -1,14 +1,15 @@
 """A function as a destination (spark-writer.md 7, "Callable"): `sink = "call:module:function"`.
 
 `function(rows, context)` returns a `Result`, or None for done. It is called at least once for each request; with an
-attribute `idempotent = True` it promises to honour the request id, so that a repeat has no effect.
+attribute `idempotent = True` it promises to honour the request id, so that a repeat has no effect. In mode `keyed` it
+may honour the versions of the rows instead, and return a `WriteResult`, which tells rows apart (`called.py`).
 """
 
 from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -21,8 +22,9 @@ SCHEME: Final = "call:"
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What a call may know. `attempt` counts from 1; after `deadline_ns` (monotonic) nobody waits for the answer;
-    `cancelled` is set when the job stops."""
+    """What a call may know. `partition` is the lane's, or -1 in mode `keyed`, where a request has rows of several; a
+    request that goes again with fewer rows has another id there. `attempt` counts from 1; after `deadline_ns`
+    (monotonic) nobody waits for the answer; `cancelled` is set when the job stops."""
 
     query_id: str
     batch_id: int
@@ -43,6 +45,14 @@ class Result(msgspec.Struct, frozen=True):
     charge: int | None = None
 
 
+class WriteResult(msgspec.Struct, frozen=True):
+    """What became of the rows of a request: `outcomes` by their index, and rows without one are done. `charge`: units
+    that the destination says the whole request took; None: the sum of what the outcomes say."""
+
+    outcomes: Mapping[int, Result] = {}
+    charge: int | None = None
+
+
 class CallableSink:
     """Raises `ConfigError` if the function cannot be loaded."""
 
@@ -57,7 +67,11 @@ class CallableSink:
     def write(self, rows: Sequence[Row], context: Context) -> Result:
         """Call it. Raises `SinkDown` for a connection that was lost or timed out: the outcome is unknown then."""
         try:
-            found = self._function(rows, context)
+            found = self.call(rows, context)
         except (ConnectionError, TimeoutError) as error:
             raise SinkDown(repr(error)) from error
         return Result() if found is None else found
+
+    def call(self, rows: Sequence[Row], context: Context) -> Any:
+        """What the function returns, unchanged; raises what it raises."""
+        return self._function(rows, context)

@@ -3,6 +3,9 @@
 Forms, and sums of them: `per_request(n)`, `per_row(n)`, `per_kib(n)` for each KiB of the request or part of it, and
 `call(module:function)`, where the function gets the rows and returns an integer of at least 0. A request above the
 capacity is cut in halves; a single row above it is refused with its member (`too_expensive`), in the task.
+
+`learned(sum)`, where the sink tells what it charges: rows are cut by the sum, so a replay has the same requests; what a
+request costs when it goes out is the mean of what requests of as many rows were charged (`attempts.py`).
 """
 
 from __future__ import annotations
@@ -18,17 +21,19 @@ from headrace_core.errors import ConfigError
 from headrace_spark.transforms.rows import Row
 
 _TERM: Final = re.compile(r"(per_row|per_request|per_kib)\(([1-9][0-9]{0,8})\)")
+_LEARNED: Final = re.compile(r"learned\((.+)\)")
 _CALL: Final = re.compile(r"call\(([A-Za-z_][\w.]*):([A-Za-z_]\w*)\)")
 KIB: Final = 1024
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """The terms of the sum; `call` is `module:function` or empty."""
+    """The terms of the sum; `call` is `module:function` or empty; `learned`: the sum is only the base."""
 
     per_row: int = 0
     per_request: int = 0
     per_kib: int = 0
     call: str = ""
+    learned: bool = False
 
     def __call__(self, rows: int, size: int = 0) -> int:
         """The cost of so many rows of `size` bytes together, without `call`."""
@@ -81,15 +86,17 @@ class Dearest(msgspec.Struct, frozen=True):
 
 def cost(text: str, field: str = "cost") -> Cost:
     """Read a setting like `cost`. Raises `ConfigError`."""
-    found: dict[str, Any] = {}
-    for term in text.replace(" ", "").split("+"):
+    text = text.replace(" ", "")
+    inner = _LEARNED.fullmatch(text)
+    found: dict[str, Any] = {"learned": True} if inner else {}
+    for term in (inner[1] if inner else text).split("+"):
         number, called = _TERM.fullmatch(term), _CALL.fullmatch(term)
         name = number[1] if number else "call"
         if (not number and not called) or name in found:
             raise ConfigError(
                 field,
                 "must be a sum of per_row(n), per_request(n), per_kib(n) with n of at least 1 and"
-                f" call(module:function), each once at most, not {text!r}",
+                f" call(module:function), each once at most, or learned(sum), not {text!r}",
             )
         found[name] = int(number[2]) if number else f"{called[1]}:{called[2]}" if called else ""
     return Cost(**found)

@@ -63,8 +63,10 @@ def _element(record: Record, metric: str, time_ms: int, max_bytes: int) -> int:
     raise LookupError(f"{record.topic}, partition {record.partition}, offset {record.offset} has no {metric}")
 
 
-def letter(record: Record, job: str, reason: str, detail: str, element: int | None = None) -> DeadLetter:
-    """The dead letter of `record`, or of its member `element`."""
+def letter(
+    record: Record, job: str, reason: str, detail: str, element: int | None = None, attempts: int = 1
+) -> DeadLetter:
+    """The dead letter of `record`, or of its member `element`; `attempts`: how often it was sent."""
     receipt = _receipt_ms(record)
     document: dict[str, Any] = {
         "reason": reason,
@@ -79,7 +81,7 @@ def letter(record: Record, job: str, reason: str, detail: str, element: int | No
         "key": _text(record.key),
         "headers": {name: _text(value) for name, value in record.headers},
         "job": job,
-        "attempts": 1,
+        "attempts": attempts,
     }
     place = f"{job}:{record.partition}:{record.offset}"
     if element is not None:

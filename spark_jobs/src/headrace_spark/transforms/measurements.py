@@ -55,13 +55,16 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
 Fits = Callable[[Measurement], bool]
 
 
-def measurements(document: Document, fits: Fits = lambda _: True) -> Taken:
+def measurements(document: Document, fits: Fits = lambda _: True, left: frozenset[int] | None = None) -> Taken:
     """Every measurement of the document in order, and every member that is not taken. `fits`: whether the capacity
-    takes this one alone."""
+    takes this one alone. `left`: only these members are still to be done, None for all."""
     rows: list[Measurement] = []
     refusals: list[Refusal] = []
     texts = empty = 0
-    for element, member in enumerate(document.members):
+    count = len(document.members)
+    counted = range(count) if left is None else sorted(element for element in left if element < count)
+    for element in counted:
+        member = document.members[element]
         try:
             found, dropped = of_member(member, MAX_KEY_BYTES - len(document.source.encode()))
             _affordable(found, fits)
@@ -71,7 +74,7 @@ def measurements(document: Document, fits: Fits = lambda _: True) -> Taken:
         rows += found
         texts += dropped
         empty += not found
-    return Taken(document.id, document.source, document.closed_at, len(document.members), rows, refusals, texts, empty)
+    return Taken(document.id, document.source, document.closed_at, len(counted), rows, refusals, texts, empty)
 
 
 def _affordable(found: list[Measurement], fits: Fits) -> None:

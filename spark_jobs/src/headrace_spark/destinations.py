@@ -1,0 +1,92 @@
+"""Sinks of mode `keyed` that are no SQL databases, as the job file names them, and what must hold for each.
+
+    http://...  https://...   a bulk interface over HTTP
+    call:module:function      a function
+    delta:URI                 a Delta Lake table: an absolute path, or s3://, abfss://, gs://...
+
+The first two answer for each row, so their rows have tries, the delayed retry topic and rounds (spark-writer.md 8). A
+commit in Delta Lake is done or not, whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from headrace_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace_spark.settings import Settings
+
+HTTP: Final = ("http://", "https://")
+CALL: Final = "call:"
+DELTA: Final = "delta:"
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_CALL: Final = re.compile(r"call:[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_URI: Final = re.compile(r"(/|[a-z][a-z0-9+.-]*://).+")
+
+
+def known(sink: str) -> bool:
+    """Whether the sink is one of these."""
+    return sink.startswith((*HTTP, CALL, DELTA))
+
+
+def is_delta(sink: str) -> bool:
+    """Whether it is a Delta Lake table."""
+    return sink.startswith(DELTA)
+
+
+def answers(settings: Settings) -> bool:
+    """Whether the job's sink answers for each row."""
+    return settings.mode == "keyed" and settings.sink.startswith((*HTTP, CALL))
+
+
+def retries(settings: Settings) -> bool:
+    """Whether the job has a delayed retry topic."""
+    return answers(settings) and settings.on_exhausted == "retry" and settings.max_rounds > 0
+
+
+def check(found: Settings) -> None:
+    """Raise `ConfigError` for the first field that cannot work with such a sink."""
+    _require(found.path == "direct", "path", "must be direct: the staged path is PostgreSQL's")
+    _require(found.max_rounds >= 0, "max_rounds", "must be at least 0")
+    if is_delta(found.sink):
+        _delta(found)
+        return
+    if found.sink.startswith(CALL):
+        _require(_CALL.fullmatch(found.sink), "sink", "must be call:module:function")
+    else:
+        _http(found)
+    for topic in (found.again_topic, found.delayed_topic):
+        _require(not topic or _TOPIC.fullmatch(topic), "retry_topic", f"{topic!r} is no name of a Kafka topic")
+    apart = not found.delayed_topic or found.delayed_topic not in (*found.subscribed, found.dead_letter_topic)
+    _require(apart, "retry_topic", "must be none of the topics that the job reads, and not the dead letters'")
+    twice = [topic for topic in found.topics if topic == found.again_topic]
+    _require(not twice, "topics", "must not name <prefix><job>.again: the job reads it anyway")
+
+
+def _delta(found: Settings) -> None:
+    _require(_URI.fullmatch(found.sink.removeprefix(DELTA)), "sink", "must be delta: and an absolute path or a URI")
+    _require(not found.cost_of.learned, "cost", "must not be learned(...) for Delta Lake, which tells no charge")
+    by_row = found.cost_of.per_row > 0
+    _require(not by_row, "cost", "must be per_kib(n) and per_request(n) for Delta Lake, where a request is a commit")
+
+
+def _http(found: Settings) -> None:
+    try:
+        parts = urlsplit(found.sink)
+        complete = bool(parts.hostname) and (parts.port is None or parts.port > 0) and not parts.fragment
+    except ValueError:
+        complete = False
+    _require(complete, "sink", "must be a whole URL, such as https://host:9200/index/_bulk")
+    told = found.charge_header or not found.cost_of.learned
+    _require(told, "cost", "learned(...) needs charge_header, which tells what a request took")
+    header = not found.charge_header or _HEADER.fullmatch(found.charge_header)
+    _require(header, "charge_header", "must be the name of a header")
+
+
+def _require(holds: Any, field: str, problem: str) -> None:
+    if not holds:
+        raise ConfigError(field, problem)

@@ -1,0 +1,126 @@
+"""What an HTTP bulk interface is told, and how its answers are read (spark-writer.md 7, "HTTP bulk"); pure.
+
+Theory: the body has two lines for each row, an action and the document. The document's id is a hash of the row's id,
+its version is external and comes from the row's content, so the store itself refuses what is old or was there: a
+conflict means done, and sending twice is harmless. Each item of the answer is read; an answer that cannot be read says
+nothing about any row, so all are unknown.
+
+The external version is one integer of 63 bits: `closed_at` in ms (42 bits, until the year 2109; beyond the range it is
+held at the range's end), then the first 21 bits of the batch id. Two batches that closed in the same millisecond
+and share these bits tie; then the first that arrives stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import msgspec
+
+from headrace_core.errors import ConfigError
+from headrace_spark.sinks.answers import Answer, Verdict, all_of
+from headrace_spark.transforms.rows import Row
+
+_BUSY: Final = frozenset({429, 503})
+_UNKNOWN: Final = frozenset({408, 425})
+_DONE: Final = {"created": "inserted", "updated": "replaced", "noop": "repeat"}
+_BATCH_BITS: Final = 21
+_CLOSED_MAX: Final = (1 << 42) - 1
+_DETAIL: Final = 500
+_encode = msgspec.json.Encoder().encode
+
+
+def document_id(row: Row) -> str:
+    """40 hex digits of the SHA-256 of (source, metric, event time)."""
+    return hashlib.sha256(msgspec.msgpack.encode(row.id)).hexdigest()[:40]
+
+
+def version(row: Row) -> int:
+    """See above; at least 0 and below 2^63."""
+    closed_at = min(max(row.closed_at, 0), _CLOSED_MAX)
+    return closed_at << _BATCH_BITS | int(row.batch, 16) >> (len(row.batch) * 4 - _BATCH_BITS)
+
+
+def body(rows: Sequence[Row]) -> bytes:
+    """Newline-delimited JSON."""
+    return b"".join(line + b"\n" for row in rows for line in (_action(row), _encode(row)))
+
+
+def _action(row: Row) -> bytes:
+    return _encode({"index": {"_id": document_id(row), "version": version(row), "version_type": "external"}})
+
+
+def read(rows: Sequence[Row], status: int, headers: Mapping[str, str], content: bytes, now: datetime) -> Answer:
+    """What the answer says of each row. `headers` by names in lower case; `now` for a `Retry-After` that is a date.
+    Raises `ConfigError` for an answer that no other request will change."""
+    after = retry_after_ms(headers.get("retry-after"), now)
+    if status == 413:
+        return Answer(too_large=True)
+    if status in _BUSY:
+        return Answer(all_of(rows, "refused", f"status {status}"), busy=True, retry_after_ms=after)
+    if 200 <= status < 300:
+        verdicts = _items(rows, content)
+        busy = any(one.became == "refused" for one in verdicts)
+        return Answer(verdicts, busy=busy, retry_after_ms=after if busy else None)
+    if status >= 500 or status in _UNKNOWN:
+        return Answer(all_of(rows, "unknown", f"status {status}"))
+    text = content[:_DETAIL].decode("utf-8", "replace")
+    raise ConfigError("sink", f"the whole request was answered with status {status}: {text}")
+
+
+def charged(text: str | None) -> int | None:
+    """Units from the charge header, rounded up; None if it is not there or no number of at least 0."""
+    try:
+        found = Decimal(text.strip()) if text else None
+    except InvalidOperation:
+        return None
+    if found is None or not found.is_finite() or not 0 <= found < 1 << 62:
+        return None
+    return int(found.to_integral_value(ROUND_CEILING))
+
+
+def retry_after_ms(text: str | None, now: datetime) -> int | None:
+    """RFC 9110, 10.2.3: seconds, or a date. None for anything else."""
+    text = (text or "").strip()
+    if text.isascii() and text.isdigit() and len(text) <= 9:
+        return int(text) * 1000
+    try:
+        when = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return max(0, round((when - now).total_seconds() * 1000))
+
+
+def _items(rows: Sequence[Row], content: bytes) -> list[Verdict]:
+    try:
+        items = json.loads(content)["items"]
+        found = [next(iter(item.values())) for item in items]
+        if len(found) != len(rows):
+            raise ValueError(f"{len(found)} items for {len(rows)} rows")
+        return [_item(row, item) for row, item in zip(rows, found, strict=True)]
+    except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError) as error:
+        return all_of(rows, "unknown", f"the answer cannot be read: {error!r}"[:_DETAIL])
+
+
+def _item(row: Row, item: Mapping[str, Any]) -> Verdict:
+    """Raises ValueError for an item that is not of this row, or has no status."""
+    name, status = item.get("_id", document_id(row)), item["status"]
+    if name != document_id(row) or not isinstance(status, int):
+        raise ValueError(f"not an item of this row: {name!r}")
+    detail = f"status {status}: {json.dumps(item.get('error'))}"[:_DETAIL]
+    if 200 <= status < 300:
+        told = _DONE.get(str(item.get("result")), "inserted" if status == 201 else "replaced")
+        return Verdict(told)  # type: ignore[arg-type]
+    if status == 409:
+        return Verdict("repeat")
+    if status in _BUSY:
+        return Verdict("refused", detail)
+    if 400 <= status < 500 and status not in _UNKNOWN:
+        return Verdict("rejected", detail)
+    return Verdict("unknown", detail)

@@ -1,0 +1,149 @@
+"""Sinks of mode `keyed` with real Spark and Kafka: an HTTP bulk store that misbehaves, and a Delta Lake table."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from deltalake import DeltaTable
+
+from tests.support.bulk_server import BulkServer, cut, items, status
+from tests.support.spark_job import (
+    PARTITIONS,
+    Job,
+    check_metrics,
+    consume,
+    documents,
+    largest_window,
+    produce,
+    until,
+    written,
+)
+from tests.unit.spark.fakes import document, member
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def store() -> Iterator[BulkServer]:
+    server = BulkServer()
+    yield server
+    server.stop()
+
+
+def retry_topics(one: Job) -> None:
+    names = [f"{one.prefix}writer.{name}" for name in ("retry", "again")]
+    admin = AdminClient({"bootstrap.servers": one.kafka})
+    for future in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names]).values():
+        future.result(30)
+
+
+def release(one: Job, count: int) -> list[dict[str, bytes]]:
+    """What a time buffer does, at once: bring back what stands in the retry topic. Returns its headers."""
+    producer, found = Producer({"bootstrap.servers": one.kafka}), consume(one, "writer.retry", count)
+    assert len(found) == count
+    for message in found:
+        producer.produce(
+            f"{one.prefix}writer.again", key=message.key(), value=message.value(), headers=message.headers()
+        )
+    assert producer.flush(30) == 0
+    return [dict(message.headers()) for message in found]
+
+
+def test_a_bulk_store_that_refuses_cuts_and_shrinks_gets_every_row_once(
+    job: Callable[..., Job], store: BulkServer
+) -> None:
+    one = job(
+        sink=store.url, request_timeout_ms=30_000, max_attempts=4, charge_header="X-Charge",
+        expected_cost_per_record=2.0,
+    )  # fmt: skip
+    late = document(900, [member(1, 1.0, "ok"), member(2, 2.0, "late"), member(3, 3.0, "bad")])
+    produce(one, documents(20), spread=PARTITIONS)
+    assert one.run() == 2, "the topics of retries are not there"
+    assert f"retry_topic: not there: {one.prefix}writer.retry, {one.prefix}writer.again" in one.log()
+    retry_topics(one)
+
+    # the first request is refused whole, then in part, then cut off behind its effect; of the others nothing above 16
+    # rows is taken; then the driver dies before its ledger row
+    store.most, store.charge = 16, 1.0
+    store.script += [status(429, {"Retry-After": "1"}), items({0: 503, 3: 429}), cut]
+    one.start(environment={"HEADRACE_SPARK_FAULT": "sent:0"})
+    assert one.wait() == -signal.SIGKILL, one.log()[-4000:]
+    assert len(store.rows()) == 200
+    assert [len(one) for one in store.requests[:7]] == [40, 40, 2, 2, 40, 20, 10]
+    calls = len(store.requests)
+
+    # the repeat sends nothing of it again, as what is done is recorded
+    one.start()
+    until(lambda: one.metrics().get("headrace_spark_records_total") == 20, one)
+    assert len(store.requests) == calls
+    numbers = one.metrics()
+    check_metrics(numbers)
+    assert (numbers["headrace_spark_inserted_total"], numbers["headrace_spark_repeats_total"]) == (198, 2)
+    assert (numbers["headrace_spark_ledger_hits"], numbers["headrace_spark_charged_total"]) == (0, 160 + 2)
+
+    # rows that are refused for good, and rows that are not taken now
+    def moody(handler, pairs):
+        codes = {"late": 429, "bad": 400}
+        items({n: codes[doc["metric"]] for n, (_, doc) in enumerate(pairs) if doc["metric"] in codes})(handler, pairs)
+
+    store.always = moody
+    produce(one, [late])
+    until(lambda: one.metrics().get("headrace_spark_rows_postponed_total") == 1, one)
+    assert one.metrics()['headrace_spark_dead_letters_total{reason="sink_rejected"}'] == 1
+    assert one.metrics()["headrace_spark_records_postponed_total"] == 1
+    [letter] = [json.loads(found.value()) for found in consume(one, "dead-letter", 1)]
+    assert (letter["reason"], letter["element"], letter["payload"]) == ("sink_rejected", 2, late.decode())
+    store.always = None
+    [headers] = release(one, 1)
+    assert (headers["hr-round"], headers["hr-left"]) == (b"1", b"[[1,1]]")
+    assert headers["hr-source"].startswith(f"{one.prefix}batches-".encode())
+    assert int(headers["deliver-at"]) > 1_700_000_000_000
+    until(lambda: one.metrics().get('headrace_spark_again_total{round="1"}') == 1, one)
+    assert [row[1] for row in store.rows() if row[1] in ("ok", "late", "bad")] == ["late", "ok"]
+    numbers = one.metrics()
+    check_metrics(numbers)
+    assert numbers["headrace_spark_records_total"] == 22
+    assert written(one, "dead-letter") == 1
+    assert 0 < largest_window(one) <= 400
+
+    # who may not write at all has a wrong job file
+    store.always = status(401)
+    produce(one, documents(1, 50))
+    assert one.wait() == 2, one.log()[-4000:]
+    assert "401" in one.log()
+
+
+def test_a_delta_table_gets_a_micro_batch_once_over_a_death_between_commit_and_ledger(
+    job: Callable[..., Job], tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    one = job(
+        sink=f"delta:{table}", cost="per_kib(4) + per_request(10)", max_bytes=6_000, available_now=True,
+        expected_cost_per_record=2.0,
+    )  # fmt: skip
+    produce(one, documents(30))
+    assert one.run(environment={"HEADRACE_SPARK_FAULT": "sent:0"}) == -signal.SIGKILL, one.log()[-4000:]
+    delta = DeltaTable(table)
+    before = delta.version()
+    assert before > 1, "several commits"
+    assert one.sql("state.db", "SELECT count(*) FROM hr_batch_ledger") == [(0,)]
+    spent = one.sql("state.db", "SELECT count(*) FROM hr_dispatch")
+
+    assert one.run() == 0, one.log()[-4000:]
+    delta.update_incremental()
+    found = delta.to_pyarrow_table()
+    assert found.num_rows == 300
+    assert len(set(zip(*(found.column(name).to_pylist() for name in ("metric", "time_ms")), strict=True))) == 300
+    total = dict(one.sql("state.db", "SELECT name, value FROM hr_total"))
+    assert (total["rows"], total["inserted"], total.get("repeats", 0), total["records"]) == (300, 300, 0, 30)
+    query = one.sql("state.db", "SELECT query_id, max(batch_id) FROM hr_batch_ledger")[0]
+    assert delta.transaction_version(query[0]) == query[1]
+    assert delta.version() == before
+    assert one.sql("state.db", "SELECT count(*) FROM hr_dispatch") == spent
+    assert largest_window(one) <= 400
