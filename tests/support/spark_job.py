@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,11 @@ class Job:
 
 
 def _toml(values: Mapping[str, Any]) -> str:
-    return "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in values.items())
+    return "".join(f"{json.dumps(name)} = {_value(value)}\n" for name, value in values.items())
+
+
+def _value(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else json.dumps(value)
 
 
 def _free_port() -> int:

@@ -11,6 +11,7 @@ import msgspec
 from headrace_core.capacity.protocol import MAX_PARTITIONS
 from headrace_core.errors import ConfigError
 from headrace_spark import kafka_clients
+from headrace_spark.audit import Audit
 from headrace_spark.database import is_postgres
 from headrace_spark.transforms.costs import Cost, Dearest, cost
 from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
@@ -75,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     master: str = "local[2,4]"
     spark: dict[str, str] = {}
     kafka_options: dict[str, str] = {}
+    audit: Audit = Audit()
 
     @property
     def subscribed(self) -> list[str]:
@@ -85,6 +87,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def dead_letter_topic(self) -> str:
         """Where dead letters go."""
         return f"{self.prefix}dead-letter"
+
+    @property
+    def routed_topic(self) -> str:
+        """The topic that the batcher reads, for the replay audit."""
+        return self.audit.routed or f"{self.prefix}routed"
+
+    @property
+    def batches_topic(self) -> str:
+        """The topic that the batcher writes, for the replay audit."""
+        return self.audit.batches or f"{self.prefix}batches"
 
     @property
     def cost_of(self) -> Cost:
@@ -187,6 +199,7 @@ def check(found: Settings) -> None:
     _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
     if found.path == "staged":
         _staged(found)
+    _audit(found)
     _options(found)
 
 
@@ -207,6 +220,12 @@ def _lanes(found: Settings) -> None:
     _require(found.path == "direct", "path", "must be direct for the mode lanes")
     full = found.cost_of(found.max, found.max * MAX_ROW_BYTES)
     _require(full <= found.usable, "cost", f"a full batch of {found.max} rows costs up to {full} of {found.usable}")
+
+
+def _audit(found: Settings) -> None:
+    found.audit.check("audit", [found.routed_topic])
+    _require(all(map(_TOPIC.fullmatch, (found.routed_topic, found.batches_topic))), "audit.routed", "must be a topic")
+    found.audit.config  # noqa: B018  raises for a wrong setting of the batcher
 
 
 def _staged(found: Settings) -> None:
