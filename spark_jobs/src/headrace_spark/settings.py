@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -12,6 +13,7 @@ from headrace_core.capacity.protocol import MAX_PARTITIONS
 from headrace_core.errors import ConfigError
 from headrace_spark import kafka_clients
 from headrace_spark.audit import Audit
+from headrace_spark.backfill import Backfill
 from headrace_spark.database import is_postgres
 from headrace_spark.transforms.costs import Cost, Dearest, cost
 from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
@@ -35,7 +37,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     `mode` "lanes" keeps the order of time for a sink `call:module:function`; a request is tried again for
     `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store`
     (`tcp://` with the token in a file, `postgresql://`, `redis://`): the capacity is that of `resource`, shared with
-    all that use it by `weight`; `factor` is what a leased partition is worth."""
+    all that use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of
+    the capacity."""
 
     job: str
     kafka: str
@@ -60,7 +63,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lease_store: str = ""
     lease_token_file: str = ""
     resource: str = ""
-    weight: int = 1
+    weight: int = 4
+    max_share: float = 1.0
     factor: int = 0
     trigger_ms: int = 5000
     available_now: bool = False
@@ -77,6 +81,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     spark: dict[str, str] = {}
     kafka_options: dict[str, str] = {}
     audit: Audit = Audit()
+    backfill: Backfill = Backfill()
 
     @property
     def subscribed(self) -> list[str]:
@@ -126,6 +131,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return int(inside[1] or 1) if inside else int(self.spark.get("spark.task.maxFailures", "4"))
 
     @property
+    def tasks_at_once(self) -> int:
+        """As many Python workers may send at one time, as far as the job file tells."""
+        inside = re.match(r"local(?:-cluster)?\[(\d+|\*)(?:,(\d+))?", self.master)
+        if inside:
+            cores = os.cpu_count() or 1 if inside[1] == "*" else int(inside[1])
+            return cores * int(inside[2] or 1) if self.master.startswith("local-cluster") else cores
+        each = int(self.spark.get("spark.executor.cores", "1")) * int(self.spark.get("spark.executor.instances", "1"))
+        return int(self.spark.get("spark.cores.max", each))
+
+    @property
     def chunk_rows(self) -> int:
         """Most rows of a staged chunk: 1,000, `max`, or fewer if the capacity takes fewer."""
         largest = self.stage_cost_of.largest(self.usable)
@@ -134,8 +149,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def usable(self) -> int:
-        """Units per second after headroom."""
-        return self.capacity * (1000 - round(self.headroom * 1000)) // 1000
+        """Units per second after headroom, and of them at most `max_share`."""
+        return self.capacity * (1000 - round(self.headroom * 1000)) * round(self.max_share * 1000) // 1_000_000
 
     @property
     def request_rows(self) -> int:
@@ -185,6 +200,7 @@ def check(found: Settings) -> None:
     _require(found.expected_cost_per_record > 0, "expected_cost_per_record", "must be above 0")
     _require(0 < found.share <= 1, "share", "must be above 0 and at most 1")
     _require(0 <= found.headroom <= 0.5, "headroom", "must be from 0 to 0.5")
+    _require(0.001 <= found.max_share <= 1, "max_share", "must be from 0.001 to 1")
     _require(0 < found.max_corrupt_share <= 1, "max_corrupt_share", "must be above 0 and at most 1")
     _dsn("state_dsn", found.state_dsn)
     if found.mode == "lanes":
@@ -200,6 +216,7 @@ def check(found: Settings) -> None:
     if found.path == "staged":
         _staged(found)
     _audit(found)
+    found.backfill.check("backfill", found.subscribed)
     _options(found)
 
 
