@@ -34,8 +34,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     a request, `max_bytes` the most bytes of their values; `topics` defaults to `<prefix>batches`; `metrics_port` 0
     takes a free port, and none means no server. `path`: "direct", or "staged" where sink and state are one PostgreSQL
     database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given.
-    `mode` "lanes" keeps the order of time for a sink `call:module:function`; a request is tried again for
-    `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store`
+    `mode` "lanes" keeps the order of time for a sink `call:module:function`; `lane_mode` "stream" lets rows wait for
+    others of their time, for `lateness_ms` and `linger_ms` (packing.md 6); a request is tried again for `max_send_ms`,
+    and one that is refused is parked, or stops the job (`on_reject`). `lease_store`
     (`tcp://` with the token in a file, `postgresql://`, `redis://`): the capacity is that of `resource`, shared with
     all that use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of
     the capacity."""
@@ -54,6 +55,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     path: Literal["direct", "staged"] = "direct"
     stage_cost: str = ""
     mode: Literal["keyed", "lanes"] = "keyed"
+    lane_mode: Literal["stream", "backlog"] = "stream"
+    lateness_ms: int = 1_000
+    linger_ms: int = 1_000
     max_send_ms: int = 60_000
     on_reject: Literal["park", "stop"] = "park"
     max: int = 500
@@ -92,6 +96,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def dead_letter_topic(self) -> str:
         """Where dead letters go."""
         return f"{self.prefix}dead-letter"
+
+    @property
+    def lanes_stream(self) -> bool:
+        """Whether lanes keep rows from one micro-batch to the next."""
+        return self.mode == "lanes" and self.lane_mode == "stream"
 
     @property
     def routed_topic(self) -> str:
@@ -235,6 +244,12 @@ def _lanes(found: Settings) -> None:
     """Packed batches are never split, so a full one must fit (spark-writer.md 5)."""
     _require(found.sink.startswith("call:"), "sink", "must be call:module:function for the mode lanes")
     _require(found.path == "direct", "path", "must be direct for the mode lanes")
+    _require(found.lateness_ms >= 0, "lateness_ms", "must be at least 0")
+    _require(found.linger_ms >= 0, "linger_ms", "must be at least 0")
+    ends = found.available_now and found.lane_mode == "stream"
+    _require(
+        not ends, "available_now", 'needs lane_mode = "backlog": in stream mode rows wait for a clock that goes on'
+    )
     full = found.cost_of(found.max, found.max * MAX_ROW_BYTES)
     _require(full <= found.usable, "cost", f"a full batch of {found.max} rows costs up to {full} of {found.usable}")
 

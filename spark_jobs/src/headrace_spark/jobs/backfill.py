@@ -54,6 +54,7 @@ def own_settings(settings: Settings) -> Settings:
         weight=backfill.weight,
         max_share=backfill.max_share,
         topics=settings.subscribed,
+        lane_mode="backlog",
     )
     check(found)
     return found
