@@ -30,7 +30,7 @@ class Span(msgspec.Struct, frozen=True, order=True):
     next: int
 
     def __len__(self) -> int:
-        return self.next - self.first
+        return max(0, self.next - self.first)
 
 
 class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -256,7 +256,9 @@ def _lanes(found: Settings) -> None:
 
 def _audit(found: Settings) -> None:
     found.audit.check("audit", [found.routed_topic])
-    _require(all(map(_TOPIC.fullmatch, (found.routed_topic, found.batches_topic))), "audit.routed", "must be a topic")
+    for name in ("routed", "batches"):
+        topic = getattr(found, f"{name}_topic")
+        _require(_TOPIC.fullmatch(topic), f"audit.{name}", "must be the name of a Kafka topic")
     found.audit.config  # noqa: B018  raises for a wrong setting of the batcher
 
 

@@ -21,11 +21,11 @@ import structlog
 from headrace_spark import exits, kafka_clients, offsets
 from headrace_spark.backfill import Cut, Cuts
 from headrace_spark.database import Database
+from headrace_spark.jobs import logs
 from headrace_spark.jobs.paths import Way, way
 from headrace_spark.jobs.spans import Log, batch_frame
 from headrace_spark.jobs.writer import _end as end
 from headrace_spark.jobs.writer import _exit_code as exit_code
-from headrace_spark.jobs.writer import _log_to_stderr as log_to_stderr
 from headrace_spark.jobs.writer import _on_signals as on_signals
 from headrace_spark.jobs.writer import _session as session
 from headrace_spark.ledger import Ledger
@@ -53,7 +53,7 @@ def own_settings(settings: Settings) -> Settings:
         resource=settings.resource or settings.job,
         weight=backfill.weight,
         max_share=backfill.max_share,
-        topics=settings.subscribed,
+        topics=settings.topics or [f"{settings.prefix}batches"],
         lane_mode="backlog",
     )
     check(found)
@@ -163,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="headrace backfill", description="Write a fixed range of the topics again.")
     parser.add_argument("--config", type=Path, required=True, help="the job file (TOML)")
     given = parser.parse_args(arguments)
-    log_to_stderr()
+    logs.to_stderr()
     try:
         return run(load(given.config))
     except Exception as error:
