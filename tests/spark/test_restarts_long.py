@@ -157,7 +157,8 @@ def test_cases_1_and_2_kill_9_at_each_point_of_every_micro_batch(
 
 def test_lanes_into_a_function_with_a_kill_in_the_middle(job: Callable[..., Job]) -> None:
     """The function writes down what it gets, and kills its process once."""
-    one = job(mode="lanes", sink="call:destination:write", capacity=4000, max=30, available_now=True)
+    lanes = {"mode": "lanes", "lane_mode": "backlog", "sink": "call:destination:write"}
+    one = job(capacity=4000, max=30, available_now=True, **lanes)
     (one.folder / "destination.py").write_text(DESTINATION)
     produce(one, documents(40), spread=2)
     here = {"PYTHONPATH": f"{one.folder}:{os.environ.get('PYTHONPATH', '')}"}

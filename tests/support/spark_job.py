@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ SPARK = {
 
 
 class Job:
-    """A job file and the process that runs it."""
+    """A job file and the process that runs it; `module` is the main of headrace_spark.jobs."""
+
+    module = "writer"
 
     def __init__(self, folder: Path, kafka: str, prefix: str, **changes: Any) -> None:
         self.folder, self.kafka, self.prefix = folder, kafka, prefix
@@ -65,7 +68,7 @@ class Job:
 
     def start(self, *more: str, environment: Mapping[str, str] | None = None) -> None:
         log = (self.folder / "log").open("ab")
-        command = [sys.executable, "-m", "headrace_spark.jobs.writer", "--config", str(self.config), *more]
+        command = [sys.executable, "-m", f"headrace_spark.jobs.{self.module}", "--config", str(self.config), *more]
         self.process = subprocess.Popen(
             command, stdout=log, stderr=log, cwd=self.folder, env={**os.environ, **(environment or {})}
         )
@@ -135,7 +138,11 @@ class Job:
 
 
 def _toml(values: Mapping[str, Any]) -> str:
-    return "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in values.items())
+    return "".join(f"{json.dumps(name)} = {_value(value)}\n" for name, value in values.items())
+
+
+def _value(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else json.dumps(value)
 
 
 def _free_port() -> int:

@@ -26,10 +26,12 @@ from headrace_spark.settings import Settings
 
 
 class Eager(SharedResource):
-    """Wants all as long as anything waits, and a second longer: the next request of a task or of a merge comes when
-    this one is done, and what is wanted must not fall between the two. The store deals out fair shares."""
+    """Wants all, or `most` units per second of it, as long as anything waits, and a second longer: the next request of
+    a task or of a merge comes when this one is done, and what is wanted must not fall between the two. The store deals
+    out fair shares."""
 
     _wanted_ns = -SECOND_NS
+    most = 0
 
     def request(self, cost: Amount, head: Amount = 0) -> None:
         """See `Resource`."""
@@ -37,14 +39,14 @@ class Eager(SharedResource):
         if cost:
             self._wanted_ns = now_ns
         eager = now_ns - self._wanted_ns < SECOND_NS
-        super().request(self.max_capacity if eager else 0, head)
+        super().request((self.most or self.max_capacity) if eager else 0, head)
 
 
 def in_driver(settings: Settings) -> Pacer:
     """Pacing of a job of which only the driver sends (path `direct`, mode `lanes`)."""
     if settings.lease_store:
         return _leased(settings)
-    return Pacer(ProvisionedResource(settings.capacity), settings.headroom)
+    return Pacer(ProvisionedResource(_share(settings)), settings.headroom)
 
 
 def in_every_process(settings: Settings) -> Callable[[], Pacing]:
@@ -72,6 +74,7 @@ def _leased(settings: Settings) -> Pacer:
         factor=settings.partition_worth,
         weight=settings.weight,
     )
+    resource.most = _most(settings) if settings.max_share < 1 else 0
     Patience(settings.sink_down_max_ms).keep(functools.partial(_made_known, resource))
     return Pacer(resource, settings.headroom, quarantine=False)
 
@@ -81,3 +84,18 @@ def _made_known(resource: SharedResource) -> None:
         resource.start()
     except LeaseStoreUnavailable as error:
         raise LeaseStoreDown(str(error)) from error
+
+
+def _share(settings: Settings) -> int:
+    """Units per second that the job may ever take of the capacity."""
+    return settings.capacity * round(settings.max_share * 1000) // 1000
+
+
+def _most(settings: Settings) -> int:
+    """What this process may want: whole partitions, at least one. The Python workers share it; the driver merges when
+    they have ended."""
+    from pyspark import TaskContext
+
+    processes = 1 if TaskContext.get() is None else settings.tasks_at_once
+    worth = settings.partition_worth
+    return max(1, _share(settings) // processes // worth) * worth

@@ -1,9 +1,10 @@
 """Mode `lanes`: a destination that needs time order (spark-writer.md 4, packing.md 6 and 7).
 
-Theory: a lane is a Kafka partition. Each micro-batch is packed alone, with everything in it (backlog mode), as a pure
-function of its records, so a repeat has the same requests under the same ids. A lane sends one request at a time; the
-next one goes only after the success of this one is recorded in `hr_sent`. A repeat skips what is recorded, so at most
-the one request whose outcome is unknown goes twice. The record goes away with the commit of the micro-batch.
+Theory: a lane is a Kafka partition. In backlog mode each micro-batch is packed alone, with everything in it, as a pure
+function of its records, so a repeat has the same requests under the same ids (stream mode: `lane_stream.py`). A lane
+sends one request at a time; the next one goes only after the success of this one is recorded in `hr_sent`. A repeat
+skips what is recorded, so at most the one request whose outcome is unknown goes twice. The record goes away with the
+commit of the micro-batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -21,6 +22,7 @@ from headrace_core.packing.ids import batch_id
 from headrace_core.packing.lane import Lane, LaneState
 from headrace_core.packing.settings import PackingSettings
 from headrace_spark.counts import Counts
+from headrace_spark.database import Transaction
 from headrace_spark.exits import CorruptInput, Rejection
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
@@ -112,7 +114,19 @@ class LaneWriter:
             raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
         keep, ids = self._patience.keep, {one.taken.id for one in reports if one.taken is not None}
         sifted = sift(reports, keep(lambda: self._ledger.seen(ids)), self._settings.job)
-        packed = pack(reports, sifted.fresh, self._settings)
+        return self.deliver(batch, sifted, pack(reports, sifted.fresh, self._settings), sifted.ids)
+
+    def deliver(
+        self,
+        batch: Batch,
+        sifted: Sifted,
+        packed: Sequence[Packed],
+        ids: Collection[str],
+        beside: Callable[[Transaction], None] = lambda _: None,
+    ) -> Counts:
+        """Send what is packed, in order, and commit the micro-batch, with the document ids and what `beside` writes.
+        Raises as `write`."""
+        keep = self._patience.keep
         if sifted.letters:
             self._outbox.send(sifted.letters)
         sent = keep(lambda: self._ledger.sent(batch))
@@ -126,7 +140,7 @@ class LaneWriter:
             self._advanced()
         counts = self._counted(sifted, packed, refused)
         counts.retries, self._retries = self._retries, 0
-        keep(lambda: self._ledger.commit(batch, counts, sifted.ids, time.time_ns() // 1_000_000))
+        keep(lambda: self._ledger.commit(batch, counts, ids, time.time_ns() // 1_000_000, beside))
         return counts
 
     def _send(self, batch: Batch, one: Packed) -> str:

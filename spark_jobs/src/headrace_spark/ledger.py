@@ -9,7 +9,7 @@ when?" (monotonic ns, cost, rows), the evidence for the capacity limit.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from headrace_spark.counts import Counts, from_items
@@ -139,13 +139,21 @@ class Ledger:
             found |= {row[0] for row in at.rows(query, (self._job, *part))}
         return found
 
-    def commit(self, batch: Batch, counts: Counts, ids: Collection[str], now_ms: int) -> bool:
-        """Write the ledger row, the ids and the totals in one transaction; False if the row stood already.
-        `now_ms` is the wall clock, for people and for the retention of the ids."""
+    def commit(
+        self,
+        batch: Batch,
+        counts: Counts,
+        ids: Collection[str],
+        now_ms: int,
+        beside: Callable[[Transaction], None] = lambda _: None,
+    ) -> bool:
+        """Write the ledger row, the ids and the totals in one transaction, and what `beside` writes; False if the row
+        stood already. `now_ms` is the wall clock, for people and for the retention of the ids."""
         with self._database.transaction() as at:
             new = self.enter(at, batch)
             if new:
                 self.finish(at, batch, counts, ids, now_ms)
+                beside(at)
         return new
 
     def enter(self, at: Transaction, batch: Batch) -> bool:

@@ -70,8 +70,17 @@ def plan(reports: Iterable[Report], seen: set[str], job: str, cost: Cost, bounds
 
 
 def corrupt(reports: Iterable[Report], share: float) -> bool:
-    """The circuit breaker of spark-writer.md 3: more than `share` of at least 100 rows is refused. A row is a member,
-    or a record that cannot be read at all."""
+    """The circuit breaker of spark-writer.md 3: more than `share` of at least 100 rows is refused."""
+    return breaks(*refused(reports), share)
+
+
+def breaks(refused: int, total: int, share: float) -> bool:
+    """See `corrupt`."""
+    return total >= BREAKER_ROWS and refused > share * total
+
+
+def refused(reports: Iterable[Report]) -> tuple[int, int]:
+    """How many rows are refused, of how many. A row is a member, or a record that cannot be read at all."""
     refused = total = 0
     for one in reports:
         if one.taken is not None:
@@ -80,7 +89,7 @@ def corrupt(reports: Iterable[Report], share: float) -> bool:
         elif not one.skipped:
             total += 1
             refused += 1
-    return total >= BREAKER_ROWS and refused > share * total
+    return refused, total
 
 
 def _fresh(one: Report, counts: Counts, *known: set[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import msgspec
 from headrace_core.capacity.protocol import MAX_PARTITIONS
 from headrace_core.errors import ConfigError
 from headrace_spark import destinations, kafka_clients
+from headrace_spark.audit import Audit
+from headrace_spark.backfill import Backfill
 from headrace_spark.database import is_postgres
 from headrace_spark.transforms.costs import Cost, Dearest, cost
 from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
@@ -32,10 +35,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     a request, `max_bytes` the most bytes of their values; `topics` defaults to `<prefix>batches`; `metrics_port` 0
     takes a free port, and none means no server. `path`: "direct", or "staged" where sink and state are one PostgreSQL
     database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given.
-    `mode` "lanes" keeps the order of time for a sink `call:module:function`; a request is tried again for
-    `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store`
+    `mode` "lanes" keeps the order of time for a sink `call:module:function`; `lane_mode` "stream" lets rows wait for
+    others of their time, for `lateness_ms` and `linger_ms` (packing.md 6); a request is tried again for `max_send_ms`,
+    and one that is refused is parked, or stops the job (`on_reject`). `lease_store`
     (`tcp://` with the token in a file, `postgresql://`, `redis://`): the capacity is that of `resource`, shared with
-    all that use it by `weight`; `factor` is what a leased partition is worth.
+    all that use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of
+    the capacity.
     `sink` `http(s)://...` or `call:...` in mode `keyed` (`destinations.py`): rows are tried `max_attempts` times, then
     their record goes to `retry_topic` (`<prefix><job>.retry`) and comes back on `<prefix><job>.again`, `max_rounds`
     times at most; or the micro-batch fails (`on_exhausted`). `request_timeout_ms` bounds a try."""
@@ -54,6 +59,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     path: Literal["direct", "staged"] = "direct"
     stage_cost: str = ""
     mode: Literal["keyed", "lanes"] = "keyed"
+    lane_mode: Literal["stream", "backlog"] = "stream"
+    lateness_ms: int = 1_000
+    linger_ms: int = 1_000
     max_send_ms: int = 60_000
     on_reject: Literal["park", "stop"] = "park"
     max_attempts: int = 3
@@ -70,7 +78,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lease_store: str = ""
     lease_token_file: str = ""
     resource: str = ""
-    weight: int = 1
+    weight: int = 4
+    max_share: float = 1.0
     factor: int = 0
     trigger_ms: int = 5000
     available_now: bool = False
@@ -86,6 +95,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     master: str = "local[2,4]"
     spark: dict[str, str] = {}
     kafka_options: dict[str, str] = {}
+    audit: Audit = Audit()
+    backfill: Backfill = Backfill()
 
     @property
     def subscribed(self) -> list[str]:
@@ -106,6 +117,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def dead_letter_topic(self) -> str:
         """Where dead letters go."""
         return f"{self.prefix}dead-letter"
+
+    @property
+    def lanes_stream(self) -> bool:
+        """Whether lanes keep rows from one micro-batch to the next."""
+        return self.mode == "lanes" and self.lane_mode == "stream"
+
+    @property
+    def routed_topic(self) -> str:
+        """The topic that the batcher reads, for the replay audit."""
+        return self.audit.routed or f"{self.prefix}routed"
+
+    @property
+    def batches_topic(self) -> str:
+        """The topic that the batcher writes, for the replay audit."""
+        return self.audit.batches or f"{self.prefix}batches"
 
     @property
     def cost_of(self) -> Cost:
@@ -135,6 +161,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return int(inside[1] or 1) if inside else int(self.spark.get("spark.task.maxFailures", "4"))
 
     @property
+    def tasks_at_once(self) -> int:
+        """As many Python workers may send at one time, as far as the job file tells."""
+        inside = re.match(r"local(?:-cluster)?\[(\d+|\*)(?:,(\d+))?", self.master)
+        if inside:
+            cores = os.cpu_count() or 1 if inside[1] == "*" else int(inside[1])
+            return cores * int(inside[2] or 1) if self.master.startswith("local-cluster") else cores
+        each = int(self.spark.get("spark.executor.cores", "1")) * int(self.spark.get("spark.executor.instances", "1"))
+        return int(self.spark.get("spark.cores.max", each))
+
+    @property
     def chunk_rows(self) -> int:
         """Most rows of a staged chunk: 1,000, `max`, or fewer if the capacity takes fewer."""
         largest = self.stage_cost_of.largest(self.usable)
@@ -143,8 +179,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def usable(self) -> int:
-        """Units per second after headroom."""
-        return self.capacity * (1000 - round(self.headroom * 1000)) // 1000
+        """Units per second after headroom, and of them at most `max_share`."""
+        return self.capacity * (1000 - round(self.headroom * 1000)) * round(self.max_share * 1000) // 1_000_000
 
     @property
     def request_rows(self) -> int:
@@ -195,6 +231,7 @@ def check(found: Settings) -> None:
     _require(found.expected_cost_per_record > 0, "expected_cost_per_record", "must be above 0")
     _require(0 < found.share <= 1, "share", "must be above 0 and at most 1")
     _require(0 <= found.headroom <= 0.5, "headroom", "must be from 0 to 0.5")
+    _require(0.001 <= found.max_share <= 1, "max_share", "must be from 0.001 to 1")
     _require(0 < found.max_corrupt_share <= 1, "max_corrupt_share", "must be above 0 and at most 1")
     _dsn("state_dsn", found.state_dsn)
     if found.mode == "lanes":
@@ -214,6 +251,8 @@ def check(found: Settings) -> None:
     _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
     if found.path == "staged":
         _staged(found)
+    _audit(found)
+    found.backfill.check("backfill", found.subscribed)
     _options(found)
 
 
@@ -232,8 +271,22 @@ def _lanes(found: Settings) -> None:
     """Packed batches are never split, so a full one must fit (spark-writer.md 5)."""
     _require(found.sink.startswith("call:"), "sink", "must be call:module:function for the mode lanes")
     _require(found.path == "direct", "path", "must be direct for the mode lanes")
+    _require(found.lateness_ms >= 0, "lateness_ms", "must be at least 0")
+    _require(found.linger_ms >= 0, "linger_ms", "must be at least 0")
+    ends = found.available_now and found.lane_mode == "stream"
+    _require(
+        not ends, "available_now", 'needs lane_mode = "backlog": in stream mode rows wait for a clock that goes on'
+    )
     full = found.cost_of(found.max, found.max * MAX_ROW_BYTES)
     _require(full <= found.usable, "cost", f"a full batch of {found.max} rows costs up to {full} of {found.usable}")
+
+
+def _audit(found: Settings) -> None:
+    found.audit.check("audit", [found.routed_topic])
+    for name in ("routed", "batches"):
+        topic = getattr(found, f"{name}_topic")
+        _require(_TOPIC.fullmatch(topic), f"audit.{name}", "must be the name of a Kafka topic")
+    found.audit.config  # noqa: B018  raises for a wrong setting of the batcher
 
 
 def _staged(found: Settings) -> None:

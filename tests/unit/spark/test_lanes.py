@@ -68,7 +68,12 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def lanes(**changes: object) -> Settings:
-    plain: dict[str, object] = {"mode": "lanes", "sink": "call:tests.unit.spark.test_lanes:deliver", "max": 4}
+    plain: dict[str, object] = {
+        "mode": "lanes",
+        "sink": "call:tests.unit.spark.test_lanes:deliver",
+        "max": 4,
+        "lane_mode": "backlog",
+    }
     return job(**{**plain, **changes})
 
 

@@ -1,7 +1,8 @@
 """Commands of the Spark writer, run as processes of their own: this package does not import the job's.
 
-`headrace checkpoint doctor|repair --config FILE` and `headrace writer init FILE`, with the exit codes of
-spark-writer.md 10: 0 done, 1 failure, 2 configuration, 3 checkpoint.
+`headrace checkpoint doctor|repair --config FILE`, `headrace writer init FILE`, `headrace audit --config FILE` and
+`headrace backfill --config FILE`, with the exit codes of spark-writer.md 10: 0 done, 1 failure, 2 configuration,
+3 checkpoint, 4 data loss. For `audit` a difference is a failure.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def register(app: typer.Typer) -> None:
     for name, text in (
         ("checkpoint", "Look after the checkpoint of a Spark job: doctor | repair, --config FILE."),
         ("writer", "init FILE: write a commented job file of the Spark writer."),
+        ("audit", "Recompute batches by the batcher's engine and compare, --config FILE."),
+        ("backfill", "Write a fixed range of the topics again, --config FILE."),
     ):
         app.command(name, help=text, context_settings=_AS_GIVEN, add_help_option=False)(_process(name))
 
@@ -32,4 +35,4 @@ def _process(name: str) -> Callable[[typer.Context], None]:
     return run
 
 
-_MODULES = {"checkpoint": "checkpoint", "writer": "init"}
+_MODULES = {"checkpoint": "checkpoint", "writer": "init", "audit": "audit", "backfill": "backfill"}

@@ -26,6 +26,9 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 
 # path = "direct"                     # the driver writes. "staged": tasks copy, the driver merges (PostgreSQL)
 # mode = "keyed"                      # "lanes": in order of time, into sink = "call:module:function"
+# lane_mode = "stream"                # lanes: rows wait for others of their time; "backlog": each micro-batch alone
+# lateness_ms = 1000                  # stream: a time is complete once one so much later was seen,
+# linger_ms = 1000                    # or after waiting so long; a request that is not full goes out then
 # max_send_ms = 60000                 # lanes: how long a request is tried again before the micro-batch fails
 # on_reject = "park"                  # lanes: a refused request goes to the dead letters, or "stop"
 # max_attempts = 3                    # http, call: how often rows that are not taken are sent; then the record goes to
@@ -42,7 +45,8 @@ capacity = 500                        # units a second, never more in any second
 # lease_store = ""                    # postgresql://..., redis://... or tcp://host:port: share it with other jobs
 # lease_token_file = ""               # the coordinator's token, for tcp://
 # resource = ""                       # what is shared; the job's name if absent
-# weight = 1                          # of this job's share
+# weight = 4                          # of this job's share; a backfill has 1
+# max_share = 1.0                     # never more of the capacity than this
 # factor = 0                          # units a second of a leased partition; a twentieth of the capacity if 0
 cost = "per_row(1)"                   # per_row(n), per_request(n), per_kib(n), call(module:function), or a sum of them
 # stage_cost = "per_row(1)"           # of a staged chunk; as cost if absent
@@ -62,6 +66,19 @@ expected_cost_per_record = 10.0       # until the ledger knows better
 # sink_down_max_ms = 600000           # then exit code 6
 # seen_retention_ms = 604800000       # how long the ids of documents are remembered
 # allow_speculation = false           # a twin task spends capacity twice
+
+# [audit]: what `headrace audit` compares. A side that is not given is the beginning or the end of the topic.
+# audit.from_time = 2026-01-31T10:00:00Z
+# audit.to_time = 2026-01-31T11:00:00Z
+# audit.batching.window = 500         # the batcher's settings at that time, all that were not the defaults
+# [backfill]: what `headrace backfill` writes again. Both sides must be given.
+# backfill.name = "january"           # with the range it says which chunks are done
+# backfill.from_offsets."headrace.batches-0" = 1000     # instead of a time: an offset for each partition,
+# backfill.to_offsets."headrace.batches-0" = 2000       # else its beginning and its end
+# backfill.chunk_records = 0          # offsets a chunk; what the capacity takes in 20 s if 0
+# backfill.weight = 1                 # of its share, beside live jobs
+# backfill.max_share = 0.5            # never more of the capacity than this
+# backfill.alone = false              # true: without lease_store, as nobody else writes meanwhile
 
 # master = "local[2,4]"               # tasks at a time, tries of a task
 

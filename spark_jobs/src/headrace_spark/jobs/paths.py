@@ -15,6 +15,7 @@ from headrace_spark.database import is_postgres, sqlite_path
 from headrace_spark.delta_writing import DeltaWriter
 from headrace_spark.jobs.answering import Answering
 from headrace_spark.jobs.frames import records, reports, stage
+from headrace_spark.jobs.stream_lanes import StreamLanes
 from headrace_spark.lanes import LaneWriter
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
@@ -173,6 +174,8 @@ def way(settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, 
     """The one that the job file names."""
     if destinations.answers(settings):
         return Answering(settings, ledger, outbox, patience, advanced)
+    if settings.lanes_stream:
+        return StreamLanes(settings, ledger, outbox, patience, advanced)
     kind: type[Lanes | Staged | Direct]
     kind = Lanes if settings.mode == "lanes" else Staged if settings.path == "staged" else Direct
     return kind(settings, ledger, outbox, patience, advanced)

@@ -26,6 +26,7 @@ from headrace_core.errors import ConfigError, HeadraceError
 from headrace_spark import checkpoint, exits, kafka_clients, offsets
 from headrace_spark.database import Database, StateDown
 from headrace_spark.jobs import source
+from headrace_spark.jobs.lane_frames import shaped
 from headrace_spark.jobs.listening import listen
 from headrace_spark.jobs.paths import way
 from headrace_spark.ledger import Ledger
@@ -91,7 +92,8 @@ class _Query:
         hit = job.way.done(batch)
         if not hit:
             counts = job.way.write(frame, batch)
-            _log.info("micro-batch", batch_id=batch.batch_id, **counts.items())
+            if counts.microbatches:  # without records there may be nothing to do
+                _log.info("micro-batch", batch_id=batch.batch_id, **counts.items())
         job.progress.end(time.monotonic() - began, hit)
         with suppress(StateDown):  # the next micro-batch waits for it, and asks again
             if self._drift.off(job.limit(self._partitions)):
@@ -199,9 +201,8 @@ def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
     partitions = job.topics.partitions()
     limit = job.limit(partitions)
     work = _Query(job, limit, partitions)
-    writer = source.stream(spark, job.settings, limit, partitions, accepted=job.accepted).writeStream.foreachBatch(
-        work.write
-    )
+    records = source.stream(spark, job.settings, limit, partitions, accepted=job.accepted)
+    writer = shaped(records, job.settings).writeStream.foreachBatch(work.write)
     trigger = (
         {"availableNow": True}
         if job.settings.available_now

@@ -1,0 +1,113 @@
+"""Mode `lanes` in stream mode, the driver's side: what tasks packed is sent, one request after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import msgspec
+import structlog
+
+from headrace_spark import capacity, faults
+from headrace_spark.counts import Counts, from_items
+from headrace_spark.database import Database, Transaction
+from headrace_spark.exits import CorruptInput
+from headrace_spark.lane_stream import LaneStep, SeenDocuments
+from headrace_spark.lanes import LaneWriter, Packed
+from headrace_spark.ledger import Ledger
+from headrace_spark.outbox import Outbox
+from headrace_spark.patience import Patience
+from headrace_spark.plan import Sifted, breaks
+from headrace_spark.settings import Settings
+from headrace_spark.sinks.callables import CallableSink
+from headrace_spark.sinks.port import Batch
+from headrace_spark.transforms.rows import Request
+
+_log = structlog.get_logger("headrace_spark")
+
+
+class StreamLanes:
+    """Implements `Way`: what comes is the steps of lanes, packed by tasks; the driver sends each lane's requests."""
+
+    def __init__(
+        self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Callable[[], None]
+    ):
+        self._settings = settings
+        self._faults = faults.from_environment()
+        self._ledger = ledger
+        self._patience = patience
+        self._seen = SeenDocuments(Database(settings.state_dsn), settings.seen_retention_ms)
+        self.pacer = capacity.in_driver(settings)
+        sink = CallableSink(settings.sink)
+        self._writer = LaneWriter(settings, ledger, sink, outbox, self.pacer, patience, advanced=advanced)
+        if not sink.idempotent:
+            _log.warning("the sink is not idempotent: it may get a request twice")
+
+    def prepare(self) -> None:
+        self._seen.prepare()
+
+    def begin(self, query_id: str) -> None:
+        """Nothing to clear away: a repeat goes on where its lane ended."""
+
+    def done(self, batch: Batch) -> bool:  # noqa: ARG002
+        """Never before its tasks have run: they must make the state that the next micro-batch begins with."""
+        return False
+
+    def write(self, frame: Any, batch: Batch) -> Counts:
+        """Run the tasks, then send. The frame must run exactly once in a micro-batch."""
+        decode = msgspec.msgpack.Decoder(LaneStep).decode
+        steps = sorted(
+            map(decode, frame.toArrow().column("step").to_pylist()), key=lambda one: (one.topic, one.partition)
+        )
+        if self._writer.done(batch):
+            _log.info("the ledger has this micro-batch", batch_id=batch.batch_id)
+            return Counts()
+        self._faults.passed("begun", batch.batch_id)
+        if breaks(
+            sum(one.refused for one in steps), sum(one.judged for one in steps), self._settings.max_corrupt_share
+        ):
+            raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
+        if not any(one.counts.records or one.packets for one in steps):
+            return Counts()  # no lane has records or anything due: nothing to remember
+        counts = self._deliver(batch, steps)
+        self._faults.passed("written", batch.batch_id)
+        _log.info("lanes", batch_id=batch.batch_id, **summed(steps))
+        return counts
+
+    def _deliver(self, batch: Batch, steps: Collection[LaneStep]) -> Counts:
+        ids = {each for one in steps for each in one.ids}
+        now_ms = max(one.now_ms for one in steps)
+
+        def beside(at: Transaction) -> None:
+            self._seen.record(at, batch.query_id, batch.batch_id, ids, now_ms)
+
+        letters = [letter for one in steps for letter in one.letters]
+        sifted = Sifted([], letters, ids, together(steps))
+        return self._writer.deliver(batch, sifted, list(requests(steps, self._settings)), (), beside)
+
+    def stop(self) -> None:
+        self._writer.cancelled.set()
+        self.pacer.stop()
+
+
+def requests(steps: Iterable[LaneStep], settings: Settings) -> Iterator[Packed]:
+    """The requests of all lanes, each lane's in the order of sending."""
+    for one in steps:
+        for packet in one.packets:
+            request = Request(packet.id, packet.rows, settings.cost_of.of(packet.rows))
+            yield Packed(one.topic, one.partition, one.first, request)
+
+
+def together(steps: Iterable[LaneStep]) -> Counts:
+    """The counts of a micro-batch from those of its lanes."""
+    total: dict[str, int] = {}
+    for one in steps:
+        for name, number in one.counts.items().items():
+            total[name] = total.get(name, 0) + number
+    return from_items({**total, "microbatches": 1})
+
+
+def summed(steps: Collection[LaneStep]) -> dict[str, int]:
+    """The numbers of packing.md 7 over all lanes of a micro-batch."""
+    names = ("waiting", "late", "cut", "unsplittable", "untimed")
+    return {name: sum(getattr(one, name) for one in steps) for name in names}

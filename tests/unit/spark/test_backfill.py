@@ -1,0 +1,89 @@
+"""A backfill as a job of its own: what it needs, its share of the capacity, and a range that stays as it was cut."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace_core.capacity.memory_store import MemoryStore
+from headrace_core.errors import ConfigError
+from headrace_spark import capacity
+from headrace_spark.backfill import Backfill, Cut, Cuts
+from headrace_spark.database import Database
+from headrace_spark.jobs.backfill import own_settings
+from headrace_spark.ranges import Span
+from headrace_spark.settings import Settings
+from tests.unit.spark.fakes import job
+
+TIMES: dict[str, Any] = {
+    "from_time": datetime(2026, 1, 1, tzinfo=UTC),
+    "to_time": datetime(2026, 1, 2, tzinfo=UTC),
+}
+
+
+def given(**changes: Any) -> Settings:
+    return job(backfill=Backfill(**{"name": "again", "alone": True, **TIMES, **changes}), job="live")
+
+
+def test_it_has_its_own_name_and_the_resource_of_the_live_job() -> None:
+    own = own_settings(given())
+    assert (own.job, own.resource, own.weight, own.usable) == ("live.again", "live", 1, 500)
+    assert own.subscribed == ["headrace.batches"]
+    assert own_settings(given(weight=2, max_share=0.25)).usable == 250
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"name": ""}, "backfill.name"),
+        ({"to_time": None}, "backfill.to_time"),
+        ({"from_time": None}, "backfill.from_time"),
+        ({"alone": False}, "lease_store"),
+        ({"max_share": 0.001}, "cost"),
+    ],
+)
+def test_what_it_needs_is_named(changes: dict[str, Any], field: str) -> None:
+    settings = given(**changes)
+    if field == "cost":
+        settings = job(backfill=settings.backfill, cost="per_row(2)")
+    with pytest.raises(ConfigError, match=field):
+        own_settings(settings)
+
+
+def test_name_and_range_make_the_ledger_key() -> None:
+    base = given().backfill
+    assert base.run_id("live") == given(chunk_records=7, weight=3).backfill.run_id("live")
+    others = [
+        given(name="other").backfill,
+        given(to_time=datetime(2026, 1, 3, tzinfo=UTC)).backfill,
+        given(to_time=None, to_offsets={"headrace.batches-0": 5}).backfill,
+    ]
+    assert len({one.run_id("live") for one in (base, *others)} | {base.run_id("other")}) == 5
+
+
+def test_the_first_cut_holds(tmp_path: Path) -> None:
+    cuts = Cuts(Database(f"sqlite://{tmp_path}/state.db"), "live.again")
+    first, second = Cut([Span("t", 0, 1, 9)], 4), Cut([Span("t", 0, 1, 99)], 4)
+    assert cuts.recorded("r") is None
+    assert cuts.record("r", first, 1) == first
+    assert cuts.record("r", second, 2) == first
+    assert cuts.recorded("r") == first
+
+
+def test_a_leased_backfill_wants_at_most_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(lambda: 0)
+    monkeypatch.setattr(capacity, "open_store", lambda *_, **__: store)
+    made: list[capacity.Eager] = []
+    monkeypatch.setattr(capacity, "Pacer", lambda resource, *_, **__: made.append(resource))
+    for max_share, most in ((1.0, 0), (0.5, 500), (0.33, 300), (0.01, 50)):
+        capacity.in_driver(job(lease_store="tcp://a:1", max_share=max_share))
+        assert made[-1].most == most
+    made[1].start()
+    made[1].request(5)
+    assert made[1].wanted == 10
+    made[0].start()
+    made[0].request(5)
+    assert made[0].wanted == 20
