@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
 
 from headrace_core.capacity.protocol import MAX_PARTITIONS
 from headrace_core.errors import ConfigError
-from headrace_spark import kafka_clients
+from headrace_spark import kafka_clients, references
 from headrace_spark.database import is_postgres
 from headrace_spark.transforms.costs import Cost, Dearest, cost
 from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
@@ -66,6 +68,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     min_offsets_per_trigger: int = 0
     max_trigger_delay_ms: int = 0
     metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     max_corrupt_share: float = 0.5
     max_document_bytes: int = 8 * 1024 * 1024
     stop_timeout_ms: int = 30_000
@@ -148,15 +151,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return Dearest(costs, self.usable) if any(one.varies for one in costs) else None
 
 
-def load(path: Path) -> Settings:
-    """Read and check the job file. Raises `ConfigError`."""
+def load(path: Path, told: Mapping[str, str] = MappingProxyType({})) -> Settings:
+    """Read and check the job file; `told`: settings of Spark that are in force already, by spark-submit. Raises
+    `ConfigError`."""
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=Settings)
+        plain, secrets = references.resolve(msgspec.toml.decode(path.read_bytes()))
+        found = msgspec.convert(plain, type=Settings)
     except OSError as error:
         raise ConfigError("config", f"cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:  # a ValidationError ends with "at `$.field`" or names the missing field
         raise ConfigError("config", str(error)) from error
-    check(found)
+    whole = {"master": told.get("spark.master", found.master), "spark": {**told, **found.spark}}
+    found = msgspec.structs.replace(found, **whole)
+    references.refuse(found.spark, secrets)
+    with references.hidden(secrets):
+        check(found)
     return found
 
 

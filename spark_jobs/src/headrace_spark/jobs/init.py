@@ -11,6 +11,7 @@ from headrace_spark import exits
 
 TEMPLATE: Final = """\
 # The job file of the Spark writer: `python -m headrace_spark.jobs.writer --config FILE`. Times are in milliseconds.
+# Any text may hold ${env:NAME} or ${file:/path}: secrets come from there, not from this file. Not in [spark].
 
 job = "writer"                        # its name: in the ledger, in dead letters, in Kafka's group ids
 kafka = "localhost:9092"              # bootstrap servers
@@ -44,6 +45,7 @@ expected_cost_per_record = 10.0       # until the ledger knows better
 # available_now = false               # true: catch up and end
 # min_offsets_per_trigger = 0         # wait for so many records, against tiny micro-batches on quiet topics,
 # max_trigger_delay_ms = 0            # but not longer than this
+# metrics_host = "127.0.0.1"          # 0.0.0.0 in a container whose port is scraped from outside
 # metrics_port = 8083                 # /metrics, /healthz, /readyz; no server if absent
 
 # max_corrupt_share = 0.5             # more of a micro-batch refused: stop, exit code 5
