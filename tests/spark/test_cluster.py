@@ -129,6 +129,11 @@ def test_by_spark_submit_with_a_packed_environment_leased_capacity_and_no_secret
     assert status.shared_capacity == 1500
     assert len(status.owners) >= 2, "driver and Python workers have lease clients of their own"
     assert 0 < largest_window(one, database) <= 1500
+    seen = {name.removeprefix("headrace_spark_"): value for name, value in one.metrics().items()}
+    assert (seen["capacity_granted"] > 0, seen["capacity_owners"] >= 2) == (True, True)
+    assert seen['sink_answers_total{answer="done"}'] == seen["sink_latency_seconds_count"] == seen["requests_total"]
+    assert seen["capacity_charged_total"] == seen["capacity_estimated_total"] == seen["cost_total"] == 4000
+    assert (seen["staging_rows"], 0 < seen["key_skew"] <= 1, seen["rows_per_request"] > 1) == (0, True, True)
 
     for where, text in shown(spark_cluster, one).items():
         for secret in (DATABASE_PASSWORD, KAFKA_PASSWORD, "Kiebitz", "Schilf"):

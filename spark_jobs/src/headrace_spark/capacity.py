@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace_capacity.stores import open_store
+from headrace_core.capacity.protocol import StoreStatus
 from headrace_core.capacity.resources import ProvisionedResource, SharedResource
 from headrace_core.capacity.units import Amount
 from headrace_spark.host_pacing import HostPacer
@@ -53,11 +54,22 @@ def in_every_process(settings: Settings) -> Callable[[], Pacing]:
     return functools.partial(HostPacer, Path(tempfile.gettempdir()) / f"headrace-{name}.capacity", settings.usable)
 
 
+def status(settings: Settings) -> Callable[[], StoreStatus] | None:
+    """What asks the lease store how the job's resource is shared, by a client of its own; None if there is no store."""
+    if not settings.lease_store:
+        return None
+    store = open_store(settings.lease_store, token=_token(settings))
+    return lambda: store.status(settings.resource or settings.job)
+
+
+def _token(settings: Settings) -> str:
+    return Path(settings.lease_token_file).read_text().strip() if settings.lease_token_file else ""
+
+
 def _leased(settings: Settings) -> Pacer:
     """Raises `CapacityConfig`, `LeaseStoreUnavailable`."""
-    token = Path(settings.lease_token_file).read_text().strip() if settings.lease_token_file else ""
     resource = Eager(
-        open_store(settings.lease_store, token=token),
+        open_store(settings.lease_store, token=_token(settings)),
         name=settings.resource or settings.job,
         shared_capacity=settings.capacity,
         factor=settings.partition_worth,

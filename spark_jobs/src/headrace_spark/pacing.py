@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import Any, Final, Protocol, TypeVar
 
 from headrace_core.capacity.batcher import Batcher
+from headrace_core.capacity.events import Event
 from headrace_core.capacity.operation import Batch, Operation, Watcher
 from headrace_core.capacity.resources import Resource
 
@@ -35,6 +36,10 @@ class Pacing(Protocol):
 
     def used(self) -> int:
         """Units that went out in the last second."""
+        ...
+
+    def stop(self) -> None:
+        """Nothing goes out any more; what was leased goes back."""
         ...
 
 
@@ -69,6 +74,10 @@ class Pacer:
         """See `Pacing`."""
         now = time.monotonic_ns()
         return sum(cost for at, cost in tuple(self._sent) if now - at < SECOND_NS)
+
+    def listen(self, heard: Callable[[Event], None]) -> None:
+        """`heard` gets the batcher's events, in a thread of its own."""
+        self._batcher.add_listener(heard)
 
     def stop(self) -> None:
         """Nothing goes out any more."""

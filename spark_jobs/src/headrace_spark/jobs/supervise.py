@@ -29,6 +29,7 @@ import structlog
 
 from headrace_spark import exits
 from headrace_spark.jobs import logs
+from headrace_spark.metrics import RESTARTS
 
 PID_FILE: Final = "HEADRACE_WRITER_PID_FILE"
 _AGAIN: Final = frozenset({exits.FAILURE, exits.SINK_DOWN})
@@ -61,6 +62,7 @@ class Supervisor:
 
     def __init__(self, command: Sequence[str], pid_file: Path, backoff: Backoff) -> None:
         self._command, self._pid_file, self._backoff = list(command), pid_file, backoff
+        self._restarts = 0
         self.stop = threading.Event()
 
     def run(self) -> int:
@@ -73,21 +75,21 @@ class Supervisor:
                 return code
             pause = self._backoff.after(time.monotonic() - began)
             _log.warning("the writer ended", exit_code=code, again_in_s=round(pause, 1))
+            self._restarts += 1
             self.stop.wait(pause)
         return exits.DONE
 
     def _once(self) -> int:
         self._pid_file.write_text("")
-        child = subprocess.Popen(
-            self._command, env={**os.environ, PID_FILE: str(self._pid_file)}, start_new_session=True
-        )
-        told = False
+        told = {PID_FILE: str(self._pid_file), RESTARTS: str(self._restarts)}
+        child = subprocess.Popen(self._command, env={**os.environ, **told}, start_new_session=True)
+        passed_on = False
         while True:
             try:
                 return child.wait(_POLL_S)
             except subprocess.TimeoutExpired:
-                if self.stop.is_set() and not told:
-                    told = True
+                if self.stop.is_set() and not passed_on:
+                    passed_on = True
                     self._tell(child)
 
     def _tell(self, child: subprocess.Popen[bytes]) -> None:

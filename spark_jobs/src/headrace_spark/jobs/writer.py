@@ -21,12 +21,13 @@ from typing import Any, Final
 import structlog
 
 from headrace_core.errors import ConfigError, HeadraceError
-from headrace_spark import checkpoint, exits, kafka_clients, offsets
+from headrace_spark import capacity, checkpoint, exits, kafka_clients, offsets
 from headrace_spark.database import Database, StateDown
 from headrace_spark.jobs import logs, source, submitted
 from headrace_spark.jobs.listening import listen
 from headrace_spark.jobs.paths import way
 from headrace_spark.jobs.supervise import tell_pid
+from headrace_spark.leasing import Leasing
 from headrace_spark.ledger import Ledger
 from headrace_spark.losses import DataLost
 from headrace_spark.metrics import Collector, MetricsServer, Progress
@@ -111,7 +112,9 @@ class _Job:
 
     def collector(self) -> Collector:
         """The metrics of this process and of all before it."""
-        return Collector(self.ledger.totals, self.progress, self.settings.usable, self.way.pacer.used)
+        settings, pacer = self.settings, self.way.pacer
+        leasing = Leasing(capacity.status(settings), settings.usable)
+        return Collector(self.ledger.totals, self.progress, settings.usable, pacer.used, pacer, leasing)
 
 
 def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False, accept_loss: bool = False) -> int:
