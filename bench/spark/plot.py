@@ -20,7 +20,8 @@ from tests.support.spark_job import Job
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-JOBS, CAPACITY, RECORDS = 4, 2_000, 2_500
+JOBS, CAPACITY, RECORDS = 4, 2_000, 4_000
+BATCH_S = 10
 BEFORE_S, AFTER_S = 15.0, 25.0
 START_S = 600.0
 SECOND_NS = 1_000_000_000
@@ -59,11 +60,11 @@ def picture(path: Path) -> list[Figure]:
 
 def _job(found: process.Servers) -> Job:
     """The driver sends; a small JVM, as there are four of them."""
-    limit = process.per_trigger(RECORDS, MEASUREMENTS, CAPACITY)
+    limit = process.per_trigger(CAPACITY * BATCH_S // MEASUREMENTS, MEASUREMENTS, CAPACITY)
     values = [document(number) for number in range(RECORDS)]
     return process.job(
         found, values, TWO, sink=found.database, cost="per_row(1)", lease_store=found.database, resource="picture",
-        master="local[1,4]", **{**limit, "max": 50, "share": 1.0, "trigger_ms": 10_000},
+        master="local[1,4]", **{**limit, "max": 50},
         spark={"spark.driver.memory": "512m"},
     )  # fmt: skip
 

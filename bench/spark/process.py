@@ -113,11 +113,15 @@ def job(servers: Servers, values: list[bytes], partition_of: list[int], **change
 
 
 def per_trigger(limit: int, cost_per_record: float, capacity: int = UNLIMITED) -> dict[str, Any]:
-    """Settings that make `limit` records a micro-batch (spark-writer.md 2), the trigger being a second."""
-    share = (limit + 0.5) * cost_per_record / (capacity * 0.8)
+    """Settings that make `limit` records a micro-batch (spark-writer.md 2): a share of a second's capacity, or all of
+    it for longer. The trigger has no other effect where a job catches up (`available_now`)."""
+    seconds = (limit + 0.5) * cost_per_record / (capacity * 0.8)
     return {
-        "capacity": capacity, "trigger_ms": 1000, "share": share, "expected_cost_per_record": float(cost_per_record),
-    }  # fmt: skip
+        "capacity": capacity,
+        "share": min(1.0, seconds),
+        "trigger_ms": round(1000 * max(1.0, seconds)),
+        "expected_cost_per_record": float(cost_per_record),
+    }
 
 
 def run(one: Job, database: str | None = None) -> Run:

@@ -63,7 +63,10 @@ def status(settings: Settings) -> Callable[[], StoreStatus] | None:
 
 
 def _token(settings: Settings) -> str:
-    return Path(settings.lease_token_file).read_text().strip() if settings.lease_token_file else ""
+    """Of the job file, or of a file, which must then be on every host."""
+    return settings.lease_token or (
+        Path(settings.lease_token_file).read_text().strip() if settings.lease_token_file else ""
+    )
 
 
 def _leased(settings: Settings) -> Pacer:

@@ -19,6 +19,7 @@ from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+EMBEDDED: Final = "embedded"
 CHUNK_ROWS: Final = 1000
 """Most rows of a COPY (spark-writer.md 4)."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -35,8 +36,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given.
     `mode` "lanes" keeps the order of time for a sink `call:module:function`; a request is tried again for
     `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store`
-    (`tcp://` with the token in a file, `postgresql://`, `redis://`): the capacity is that of `resource`, shared with
-    all that use it by `weight`; `factor` is what a leased partition is worth."""
+    (`tcp://` with a token, `postgresql://`, `redis://`, or `embedded` in the driver): the capacity is that of
+    `resource`, shared with all that use it by `weight`; `factor` is what a leased partition is worth."""
 
     job: str
     kafka: str
@@ -59,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     share: float = 1.0
     headroom: float = 0.0
     lease_store: str = ""
+    lease_token: str = ""
     lease_token_file: str = ""
     resource: str = ""
     weight: int = 1
@@ -201,9 +203,14 @@ def check(found: Settings) -> None:
 
 def _leases(found: Settings) -> None:
     _require(found.factor >= 0, "factor", "must be at least 0")
-    if found.lease_store:
+    if found.lease_store == EMBEDDED:
+        reached = _local(found) or "spark.driver.host" in found.spark
+        _require(reached, "lease_store", "embedded needs spark.driver.host, an address that executors can reach")
+    elif found.lease_store:
         stores = ("tcp://", "postgresql://", "postgres://", "redis://", "rediss://")
-        _require(found.lease_store.startswith(stores), "lease_store", f"must begin with one of {', '.join(stores)}")
+        names = f"must be {EMBEDDED}, or begin with one of {', '.join(stores)}"
+        _require(found.lease_store.startswith(stores), "lease_store", names)
+    if found.lease_store:
         partitions = -(-found.capacity // found.partition_worth)
         _require(
             partitions <= MAX_PARTITIONS, "factor", f"makes {partitions} partitions, at most {MAX_PARTITIONS} may be"
@@ -223,8 +230,12 @@ def _staged(found: Settings) -> None:
     _require(one, "path", "staged needs one PostgreSQL database as sink and state_dsn")
     _require(not found.cost_of.call, "cost", "must not be call(...) on the staged path: the database merges the rows")
     _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.usable}")
-    local = found.master.startswith(("local[", "local-cluster[")) or found.master == "local"
-    _require(local or found.lease_store, "master", "must be local on the staged path without a lease_store")
+    _require(_local(found) or found.lease_store, "master", "must be local on the staged path without a lease_store")
+
+
+def _local(found: Settings) -> bool:
+    """Whether all workers are on this host."""
+    return found.master.startswith(("local[", "local-cluster[")) or found.master == "local"
 
 
 def _options(found: Settings) -> None:

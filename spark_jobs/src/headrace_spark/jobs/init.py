@@ -30,8 +30,10 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 capacity = 500                        # units a second, never more in any second
 # share = 1.0                         # this job's part of it
 # headroom = 0.0                      # part of it left unused; 0.05 is advised over a network
-# lease_store = ""                    # postgresql://..., redis://... or tcp://host:port: share it with other jobs
-# lease_token_file = ""               # the coordinator's token, for tcp://
+# lease_store = ""                    # postgresql://..., redis://... or tcp://host:port: share it with other jobs;
+                                      # "embedded": of this job alone, over its driver and all its workers
+# lease_token = ""                    # the coordinator's token, for tcp://, by reference
+# lease_token_file = ""               # or in a file that is on every host
 # resource = ""                       # what is shared; the job's name if absent
 # weight = 1                          # of this job's share
 # factor = 0                          # units a second of a leased partition; a twentieth of the capacity if 0

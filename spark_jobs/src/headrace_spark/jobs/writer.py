@@ -21,7 +21,7 @@ from typing import Any, Final
 import structlog
 
 from headrace_core.errors import ConfigError, HeadraceError
-from headrace_spark import capacity, checkpoint, exits, kafka_clients, offsets
+from headrace_spark import capacity, checkpoint, embedded, exits, kafka_clients, offsets
 from headrace_spark.database import Database, StateDown
 from headrace_spark.jobs import logs, source, submitted
 from headrace_spark.jobs.listening import listen
@@ -119,6 +119,11 @@ class _Job:
 
 def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False, accept_loss: bool = False) -> int:
     """Run the job until it ends or is told to stop; returns the exit code."""
+    with embedded.leases(settings) as found:
+        return _run(found, new_query, new_checkpoint, accept_loss)
+
+
+def _run(settings: Settings, new_query: bool, new_checkpoint: bool, accept_loss: bool) -> int:
     job = _Job(settings)
     if settings.speculates:
         _log.warning("speculation: a twin task spends capacity twice")
