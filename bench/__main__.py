@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.engines import batching, capacity, curves, packing, registration
 from bench.engines.measure import Figure
+from bench.spark import PARTS as SPARK_PARTS
 
 PLOT = Path("docs/bench/engines.png")
 CAPACITY_PLOT = Path("docs/bench/capacity.png")
@@ -82,12 +83,12 @@ def bridge(*, as_json: bool, quick: bool) -> int:
     return 0
 
 
-def spark(*, as_json: bool, quick: bool, plot: Path | None) -> int:
+def spark(*, as_json: bool, quick: bool, plot: Path | None, only: list[str]) -> int:
     """As `engines`, with the writer as a process between real servers; wall time."""
     from bench.spark import figures
 
     started, found = time.monotonic(), list[Figure]()
-    for figure in figures.figures(quick=quick):
+    for figure in figures.figures(quick=quick, only=only):
         found += _shown([figure])
     if plot is not None:
         from bench.spark.plot import picture
@@ -151,7 +152,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object in the last line")
     parser.add_argument("--quick", action="store_true", help="a minute: fewer messages, sizes up to 10,000, no picture")
     parser.add_argument("--plot", type=Path, help=f"where the picture goes (default {PLOT}, {CAPACITY_PLOT})")
-    names = [*parts(), FLAT]
+    names = [*parts(), FLAT, *SPARK_PARTS]
     parser.add_argument("--only", action="append", choices=names, default=[], help="measure this part only; repeatable")
     chosen = parser.parse_args()
     if chosen.what == "capacity":
@@ -160,9 +161,8 @@ def main() -> int:
     if chosen.what == "bridge":
         return bridge(as_json=chosen.json, quick=chosen.quick)
     if chosen.what == "spark":
-        return spark(
-            as_json=chosen.json, quick=chosen.quick, plot=chosen.plot or (None if chosen.quick else SPARK_PLOT)
-        )
+        picture = chosen.plot or (None if chosen.quick or chosen.only else SPARK_PLOT)
+        return spark(as_json=chosen.json, quick=chosen.quick, plot=picture, only=chosen.only)
     plot = chosen.plot or (None if chosen.quick else PLOT)
     return engines(as_json=chosen.json, quick=chosen.quick, plot=plot, only=chosen.only)
 

@@ -7,21 +7,26 @@ used of the CPU, which says more on a machine that others use too.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from bench.capacity.figures import pacings
 from bench.capacity.owners import Owner, until
-from bench.engines.measure import Figure
-from bench.spark import rivals
+from bench.engines.measure import Figure, rated
+from bench.spark import PARTS, rivals
 from bench.spark.input import MEASUREMENTS, document
-from bench.spark.process import Run, Servers, job, per_trigger, run
+from bench.spark.process import UNLIMITED, Run, Servers, job, per_trigger, run
 from headrace.kafka import KafkaServer
 from headrace.windows import highest, percentile
 from headrace_capacity.postgres import PostgresStore
 from headrace_spark.capacity import Eager
+from headrace_spark.lanes import pack
+from headrace_spark.settings import Settings
+from headrace_spark.transforms.records import Record, report
 
+Part = Callable[[Servers, bool], Iterator[Figure]]
+JOB = {"job": "b", "kafka": "k", "checkpoint": "c", "state_dsn": "sqlite:////s"}
 EMPTY = {"mode": "lanes", "sink": "call:bench.spark.sinks:nothing", "cost": "per_row(1)"}
 TWO = [0, 1]
 """Records go to two partitions in turn."""
@@ -40,14 +45,25 @@ def servers() -> Iterator[Servers]:
             kafka.kill()
 
 
-def figures(*, quick: bool) -> Iterator[Figure]:
-    """All of them, each as soon as it is there."""
+def figures(*, quick: bool, only: Sequence[str] = ()) -> Iterator[Figure]:
+    """All of them, or these parts of `PARTS`, each as soon as it is there."""
     with servers() as found:
-        parts: list[Callable[[Servers, bool], Iterator[Figure]]] = [
-            decoding, staged, overhead, skew, saturated, one_with_little_work, slices,
-        ]  # fmt: skip
-        for part in parts:
+        for name in only or PARTS:
+            part: Part = globals()[name]
             yield from part(found, quick)
+
+
+def plain(_: Servers, quick: bool) -> Iterator[Figure]:
+    """The same work as `decoding` without Spark and Kafka, in one thread: CPU time, whatever else the machine does."""
+    records = [Record("t", 0, number, 1, None, document(number), []) for number in range(200 if quick else 1_000)]
+    settings = Settings(**JOB, **EMPTY, max=1000, capacity=UNLIMITED, expected_cost_per_record=1.0)  # type: ignore[arg-type]
+
+    def run(given: Sequence[Record]) -> object:
+        found = [report(one, settings.max_document_bytes) for one in given]
+        return pack(found, found, settings)
+
+    count = len(records) * MEASUREMENTS
+    yield rated("decode, validate, pack, no Spark, one core", count, run, lambda: records, unit="measurements/CPU s")
 
 
 def decoding(found: Servers, quick: bool) -> Iterator[Figure]:

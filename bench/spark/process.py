@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -86,11 +87,10 @@ class Watch:
 
     def _look(self) -> None:
         while not self._ends.wait(0.5):
-            try:
+            with suppress(psutil.Error):  # it has ended
                 for process in [self._root, *self._root.children(recursive=True)]:
-                    self._one(process)
-            except psutil.Error:
-                continue
+                    with suppress(psutil.Error):
+                        self._one(process)
 
     def _one(self, process: psutil.Process) -> None:
         with process.oneshot():

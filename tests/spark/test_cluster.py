@@ -144,3 +144,25 @@ def test_by_spark_submit_with_a_packed_environment_leased_capacity_and_no_secret
     until(lambda: not python_workers(spark_cluster), one, dead=True)
     released = PostgresStore(database).status("store")
     assert [owner for owner in released.owners if owner.partitions] == [], "the leases of the driver were given back"
+
+
+@pytest.mark.soak
+def test_the_embedded_coordinator_serves_a_cluster_and_spark_submit_passes_exit_codes_on(
+    job: Callable[..., Job], database: str, spark_cluster: Cluster, archive: Path
+) -> None:
+    """First with a topic that is not there, which is a matter of configuration: spark-submit passes the code on."""
+    one = job(sink=database, state_dsn=database, path="staged", capacity=1500, max=50, lease_store="embedded",
+              available_now=True, topics=["no-such-topic"])  # fmt: skip
+    one.options = {}
+    one.change()
+    start(one, spark_cluster, archive, {})
+    assert one.wait() == 2, one.log()[-4000:]
+    assert "no-such-topic" in one.log()
+    one.change(topics=[f"{one.prefix}batches"])
+    produce(one, documents(100), spread=2)
+    start(one, spark_cluster, archive, {})
+    assert one.wait() == 0, one.log()[-4000:]
+    assert query(database, "SELECT count(*) FROM measurements") == [(1000,)]
+    assert query(database, "SELECT sum(cost) FROM hr_dispatch") == [(2000,)]
+    assert 0 < largest_window(one, database) <= 1500
+    assert not query(database, "SELECT 1 FROM pg_tables WHERE tablename = 'hr_lease'"), "no store but the driver"

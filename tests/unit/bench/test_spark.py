@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from bench.spark import PARTS, figures
 from bench.spark.figures import last_tenth
 from bench.spark.input import BYTES, MEASUREMENTS, document
-from bench.spark.process import Run, per_trigger
+from bench.spark.process import Run, Servers, per_trigger
 from bench.spark.rivals import rows_of
 from headrace_spark import offsets
-from headrace_spark.settings import check
+from headrace_spark.lanes import pack
+from headrace_spark.settings import Settings, check
 from headrace_spark.transforms.decode import decode
+from headrace_spark.transforms.records import Record, report
 from tests.unit.spark.fakes import job
 
 
@@ -32,6 +36,18 @@ def test_the_settings_make_micro_batches_of_the_wanted_size(limit: int, cost: fl
     settings = job(cost="per_row(1)", **told)
     check(settings)
     assert offsets.per_trigger(settings.usable, settings.share, settings.trigger_ms, cost, 2) == limit
+
+
+def test_every_part_is_there() -> None:
+    assert all(callable(getattr(figures, name)) for name in PARTS)
+
+
+def test_the_plain_part_packs_all_that_it_counts() -> None:
+    [found] = list(figures.plain(Servers(Path(), "", ""), True))
+    assert found.value > 0
+    settings = Settings(**figures.JOB, **figures.EMPTY, max=1000, capacity=10**9, expected_cost_per_record=1.0)
+    reports = [report(Record("t", 0, n, 1, None, document(n), []), settings.max_document_bytes) for n in range(3)]
+    assert sum(len(one.request.rows) for one in pack(reports, reports, settings)) == 3 * MEASUREMENTS
 
 
 def test_rates_leave_out_the_first_micro_batch() -> None:
