@@ -28,6 +28,8 @@ from headrace_spark.transforms.records import Record, report
 Part = Callable[[Servers, bool], Iterator[Figure]]
 JOB = {"job": "b", "kafka": "k", "checkpoint": "c", "state_dsn": "sqlite:////s"}
 EMPTY = {"mode": "lanes", "sink": "call:bench.spark.sinks:nothing", "cost": "per_row(1)"}
+BATCHES = 3
+"""Of a run without a limit: large ones, so that what each costs by itself (`overhead`) weighs little."""
 TWO = [0, 1]
 """Records go to two partitions in turn."""
 
@@ -68,19 +70,19 @@ def plain(_: Servers, quick: bool) -> Iterator[Figure]:
 
 def decoding(found: Servers, quick: bool) -> Iterator[Figure]:
     """Decode, validate, pack; the sink takes all at once."""
-    records = 2_000 if quick else 10_000
+    records = 6_000 if quick else 15_000
     values = [document(number) for number in range(records)]
-    seen = run(job(found, values, TWO, **EMPTY, **per_trigger(records // 5, MEASUREMENTS)))
+    seen = run(job(found, values, TWO, **EMPTY, **per_trigger(records // BATCHES, MEASUREMENTS)))
     assert seen.rows == records * MEASUREMENTS
     yield Figure("decode, validate, pack, empty sink", seen.rate, "measurements/s", 25_000, notes=seen.notes())
 
 
 def staged(found: Servers, quick: bool) -> Iterator[Figure]:
     """PostgreSQL staged, end to end, and its rivals in the same database."""
-    records = 1_000 if quick else 6_000
+    records = 3_000 if quick else 9_000
     values = [document(number) for number in range(records)]
     one = job(found, values, TWO, sink=found.database, state_dsn=found.database, path="staged", cost="per_row(1)",
-              **per_trigger(records // 5, 2 * MEASUREMENTS))  # fmt: skip
+              **per_trigger(records // BATCHES, 2 * MEASUREMENTS))  # fmt: skip
     seen = run(one, found.database)
     assert seen.rows == records * MEASUREMENTS
     copied = rivals.copy_rate(found.database, rivals.rows_of(values))
@@ -157,6 +159,7 @@ def one_with_little_work(found: Servers, _: bool) -> Iterator[Figure]:
         owner.wants.set()
     until(lambda: first.held() == second.held() == 10)
     first.wants.clear()
+    until(lambda: first.batcher.buffered == 0)
     took = until(lambda: second.held() == 20)
     for owner in owners:
         owner.stop()

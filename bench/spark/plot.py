@@ -21,7 +21,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 JOBS, CAPACITY, RECORDS = 4, 2_000, 4_000
-BATCH_S = 10
+BATCH_S = 30
 BEFORE_S, AFTER_S = 15.0, 25.0
 START_S = 600.0
 SECOND_NS = 1_000_000_000
@@ -101,9 +101,9 @@ def _draw(path: Path, sent: list[list[tuple[int, int]]], granted: Granted, began
     axes.set_xlabel("s")
     axes.set_ylabel("units/s")
     axes.set_xlim(0, bins)
-    axes.set_ylim(0, CAPACITY * 1.25)
+    axes.set_ylim(0, CAPACITY * 1.4)
     axes.set_title("Four Spark writers share a capacity; one is killed", fontsize=10)
-    axes.legend(fontsize=7, ncols=2, loc="lower right")
+    axes.legend(fontsize=7, ncols=4, loc="upper center")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(path)
