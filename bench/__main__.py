@@ -1,5 +1,5 @@
-"""`python -m bench engines|capacity|streams|bridge [--json] [--quick] [--plot FILE]`: figures of the engines, of a
-shared capacity, of the stream processor on a real Kafka, of the MQTT bridge.
+"""`python -m bench engines|capacity|streams|bridge|spark [--json] [--quick] [--plot FILE]`: figures of the engines, of
+a shared capacity, of the stream processor on a real Kafka, of the MQTT bridge, of the Spark writer.
 
 With `--json` the last line is one JSON object with all of them.
 """
@@ -17,9 +17,11 @@ from pathlib import Path
 
 from bench.engines import batching, capacity, curves, packing, registration
 from bench.engines.measure import Figure
+from bench.spark import PARTS as SPARK_PARTS
 
 PLOT = Path("docs/bench/engines.png")
 CAPACITY_PLOT = Path("docs/bench/capacity.png")
+SPARK_PLOT = Path("docs/bench/spark.png")
 FLAT = "flat"
 STREAMS_PARTS = ("latency", "size")
 
@@ -82,6 +84,24 @@ def bridge(*, as_json: bool, quick: bool) -> int:
     return 0
 
 
+def spark(*, as_json: bool, quick: bool, plot: Path | None, only: list[str]) -> int:
+    """As `engines`, with the writer as a process between real servers; wall time."""
+    from bench.spark import figures
+
+    started, found = time.monotonic(), list[Figure]()
+    for figure in figures.figures(quick=quick, only=only):
+        found += _shown([figure])
+    if plot is not None:
+        from bench.spark.plot import picture
+
+        found += _shown(picture(plot))
+        print(f"picture: {plot}")
+    if as_json:
+        whole = document(found, quick=quick, seconds=time.monotonic() - started)
+        print(json.dumps(whole | {"bench": "spark", "clock": "wall time"}))
+    return 0
+
+
 def _explain(figures: list[Figure]) -> None:
     for figure in figures:
         if figure.profile:
@@ -129,11 +149,11 @@ def document(figures: list[Figure], *, quick: bool, seconds: float) -> dict[str,
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", choices=["engines", "capacity", "streams", "bridge"])
+    parser.add_argument("what", choices=["engines", "capacity", "streams", "bridge", "spark"])
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object in the last line")
     parser.add_argument("--quick", action="store_true", help="a minute: fewer messages, sizes up to 10,000, no picture")
     parser.add_argument("--plot", type=Path, help=f"where the picture goes (default {PLOT}, {CAPACITY_PLOT})")
-    names = [*parts(), FLAT, *STREAMS_PARTS]
+    names = [*parts(), FLAT, *STREAMS_PARTS, *SPARK_PARTS]
     parser.add_argument("--only", action="append", choices=names, default=[], help="measure this part only; repeatable")
     chosen = parser.parse_args()
     if chosen.what == "capacity":
@@ -145,6 +165,9 @@ def main() -> int:
         return streams(as_json=chosen.json, quick=chosen.quick, only=chosen.only)
     if chosen.what == "bridge":
         return bridge(as_json=chosen.json, quick=chosen.quick)
+    if chosen.what == "spark":
+        picture = chosen.plot or (None if chosen.quick or chosen.only else SPARK_PLOT)
+        return spark(as_json=chosen.json, quick=chosen.quick, plot=picture, only=chosen.only)
     plot = chosen.plot or (None if chosen.quick else PLOT)
     return engines(as_json=chosen.json, quick=chosen.quick, plot=plot, only=chosen.only)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from headrace_capacity.stores import open_store
 from headrace_core.capacity.errors import LeaseStoreUnavailable
+from headrace_core.capacity.protocol import StoreStatus
 from headrace_core.capacity.resources import ProvisionedResource, SharedResource
 from headrace_core.capacity.units import Amount
 from headrace_spark.database import StateDown
@@ -64,11 +65,25 @@ class LeaseStoreDown(StateDown):
     code = "lease_store_down"
 
 
+def status(settings: Settings) -> Callable[[], StoreStatus] | None:
+    """What asks the lease store how the job's resource is shared, by a client of its own; None if there is no store."""
+    if not settings.lease_store:
+        return None
+    store = open_store(settings.lease_store, token=_token(settings))
+    return lambda: store.status(settings.resource or settings.job)
+
+
+def _token(settings: Settings) -> str:
+    """Of the job file, or of a file, which must then be on every host."""
+    return settings.lease_token or (
+        Path(settings.lease_token_file).read_text().strip() if settings.lease_token_file else ""
+    )
+
+
 def _leased(settings: Settings) -> Pacer:
     """Waits for a lease store that is away or slow, as for a sink. Raises `CapacityConfig`, `LeaseStoreDown`."""
-    token = Path(settings.lease_token_file).read_text().strip() if settings.lease_token_file else ""
     resource = Eager(
-        open_store(settings.lease_store, token=token),
+        open_store(settings.lease_store, token=_token(settings)),
         name=settings.resource or settings.job,
         shared_capacity=settings.capacity,
         factor=settings.partition_worth,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -42,23 +43,52 @@ def query_id(checkpoint: Path) -> str | None:
 
 
 def probe(checkpoint: Path) -> None:
-    """Test that the folder can be written, that a file is created by one process alone, and that renaming replaces
-    (spark-writer.md 12). Raises `ConfigError`."""
-    one, two = checkpoint / ".headrace-probe", checkpoint / ".headrace-probe.new"
+    """Test that the folder can be written durably, that a file is created by one process alone, that renaming replaces,
+    and that what was written is there (spark-writer.md 12). Raises `ConfigError`."""
+    own = f".headrace-probe-{os.getpid()}-{time.time_ns()}"
+    one, two = checkpoint / own, checkpoint / f"{own}.new"
     try:
         checkpoint.mkdir(parents=True, exist_ok=True)
-        for file in (one, two):
-            file.unlink(missing_ok=True)
-            file.touch(exist_ok=False)
         try:
-            one.touch(exist_ok=False)
-        except FileExistsError:
-            two.replace(one)
-        else:
-            raise ConfigError("checkpoint", f"{checkpoint}: a file can be created twice, so it must not be used")
-        one.unlink()
+            _probe(checkpoint, one, two)
+        finally:
+            for file in (one, two):
+                file.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError("checkpoint", f"{checkpoint} cannot be used: {error}") from None
+
+
+def _probe(folder: Path, one: Path, two: Path) -> None:
+    _create(one, b"1")
+    try:
+        _create(one, b"2")
+    except FileExistsError:
+        _create(two, b"3")
+    else:
+        raise ConfigError("checkpoint", f"{folder}: a file can be created twice, so it must not be used")
+    two.replace(one)
+    _durable(folder)
+    if two.exists() or one.read_bytes() != b"3":
+        raise ConfigError("checkpoint", f"{folder}: renaming does not replace a file at once, so it must not be used")
+
+
+def _create(file: Path, content: bytes) -> None:
+    """Exclusively and durably, as Spark's commit files must be."""
+    out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(out, content)
+        os.fsync(out)
+    finally:
+        os.close(out)
+
+
+def _durable(folder: Path) -> None:
+    """The folder's names, too."""
+    at = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(at)
+    finally:
+        os.close(at)
 
 
 def check(known: tuple[str, str] | None, checkpoint: Path, *, new_query: bool, new_checkpoint: bool) -> None:

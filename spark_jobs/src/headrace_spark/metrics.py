@@ -6,17 +6,21 @@ kill -9. What only this process knows (progress, target and achieved rate, ledge
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final
+from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headrace_spark.counts import NAMES, Counts
 from headrace_spark.observed import PREFIX, Observed
+
+RESTARTS: Final = "HEADRACE_WRITER_RESTARTS"
+"""Where the supervisor says how often it started the writer again."""
 
 _HELP: Final = {
     "records": "Kafka records read",
@@ -59,7 +63,7 @@ class Progress:
         self.ledger_hits = 0
         self.batch_id = -1
         self.batch_seconds = 0.0
-        self.restarts = 0
+        self.restarts = int(os.environ.get(RESTARTS, "0"))
         self.observed = Observed()
 
     def observe(self, found: Observed) -> None:
@@ -89,12 +93,20 @@ class Progress:
             return self._since_ns is None or self._clock_ns() - self._since_ns < self._limit_ns
 
 
+class Tells(Protocol):
+    """What has metrics."""
+
+    def collect(self) -> Iterator[Metric]: ...
+
+
 class Collector:
-    """Turns totals and progress into metric families. `used` is what went out in the last second, in units."""
+    """Turns totals and progress into metric families. `used` is what went out in the last second, in units; `more` have
+    families of their own."""
 
     def __init__(
-        self, totals: Callable[[], Counts], progress: Progress, capacity: int, used: Callable[[], int]
+        self, totals: Callable[[], Counts], progress: Progress, capacity: int, used: Callable[[], int], *more: Tells
     ) -> None:
+        self._more = more
         self._totals = totals
         self._progress = progress
         self._capacity = capacity
@@ -115,14 +127,17 @@ class Collector:
         yield again
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
-        yield from self._progress.observed.collect()
+        mean = totals.rows / totals.requests if totals.requests else 0.0
+        yield GaugeMetricFamily(PREFIX + "rows_per_request", "rows of all requests by their number", value=mean)
+        for one in (self._progress.observed, *self._more):
+            yield from one.collect()
 
     def _gauges(self) -> list[tuple[str, str, float]]:
         progress = self._progress
         return [
             ("up", "1 as long as the process answers", 1),
             ("ledger_hits", "micro-batches of this process that the ledger had already", progress.ledger_hits),
-            ("restarts", "starts of the query in this process after the first", progress.restarts),
+            ("restarts", "starts of the query after the first, those by the supervisor too", progress.restarts),
             ("batch_id", "the latest micro-batch", progress.batch_id),
             ("batch_seconds", "how long the latest micro-batch took", progress.batch_seconds),
             ("target_rate", "units per second that may be used", self._capacity),

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from headrace_core.capacity.batcher import Batcher
+from headrace_core.capacity.events import Event
 from headrace_core.capacity.operation import Batch, Operation, Watcher
 from headrace_core.capacity.resources import Resource
 from headrace_spark.exits import Stopping
@@ -107,6 +108,10 @@ class Pacer:
         """See `Pacing`."""
         now = time.monotonic_ns()
         return sum(cost for at, cost in tuple(self._sent) if now - at < SECOND_NS)
+
+    def listen(self, heard: Callable[[Event], None]) -> None:
+        """`heard` gets the batcher's events, in a thread of its own."""
+        self._batcher.add_listener(heard)
 
     def stop(self) -> None:
         """Nothing goes out any more; who still waits gets `Stopping`."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
 
 from headrace_core.capacity.protocol import MAX_PARTITIONS
 from headrace_core.errors import ConfigError
-from headrace_spark import destinations, kafka_clients
+from headrace_spark import destinations, kafka_clients, references
 from headrace_spark.audit import Audit
 from headrace_spark.backfill import Backfill
 from headrace_spark.database import is_postgres
@@ -21,6 +23,7 @@ from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+EMBEDDED: Final = "embedded"
 CHUNK_ROWS: Final = 1000
 """Most rows of a COPY (spark-writer.md 4)."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -37,10 +40,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given.
     `mode` "lanes" keeps the order of time for a sink `call:module:function`; `lane_mode` "stream" lets rows wait for
     others of their time, for `lateness_ms` and `linger_ms` (packing.md 6); a request is tried again for `max_send_ms`,
-    and one that is refused is parked, or stops the job (`on_reject`). `lease_store`
-    (`tcp://` with the token in a file, `postgresql://`, `redis://`): the capacity is that of `resource`, shared with
-    all that use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of
-    the capacity.
+    and one that is refused is parked, or stops the job (`on_reject`). `lease_store` (`tcp://` with a token,
+    `postgresql://`, `redis://`, or `embedded` in the driver): the capacity is that of `resource`, shared with all that
+    use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of the
+    capacity.
     `sink` `http(s)://...` or `call:...` in mode `keyed` (`destinations.py`): rows are tried `max_attempts` times, then
     their record goes to `retry_topic` (`<prefix><job>.retry`) and comes back on `<prefix><job>.again`, `max_rounds`
     times at most; or the micro-batch fails (`on_exhausted`). `request_timeout_ms` bounds a try."""
@@ -76,6 +79,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     share: float = 1.0
     headroom: float = 0.0
     lease_store: str = ""
+    lease_token: str = ""
     lease_token_file: str = ""
     resource: str = ""
     weight: int = 4
@@ -86,6 +90,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     min_offsets_per_trigger: int = 0
     max_trigger_delay_ms: int = 0
     metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     max_corrupt_share: float = 0.5
     max_document_bytes: int = 8 * 1024 * 1024
     stop_timeout_ms: int = 30_000
@@ -206,15 +211,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return Dearest(costs, self.usable) if any(one.varies for one in costs) else None
 
 
-def load(path: Path) -> Settings:
-    """Read and check the job file. Raises `ConfigError`."""
+def load(path: Path, told: Mapping[str, str] = MappingProxyType({})) -> Settings:
+    """Read and check the job file; `told`: settings of Spark that are in force already, by spark-submit. Raises
+    `ConfigError`."""
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=Settings)
+        plain, secrets = references.resolve(msgspec.toml.decode(path.read_bytes()))
+        found = msgspec.convert(plain, type=Settings)
     except OSError as error:
         raise ConfigError("config", f"cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:  # a ValidationError ends with "at `$.field`" or names the missing field
         raise ConfigError("config", str(error)) from error
-    check(found)
+    whole = {"master": told.get("spark.master", found.master), "spark": {**told, **found.spark}}
+    found = msgspec.structs.replace(found, **whole)
+    references.refuse(found.spark, secrets)
+    with references.hidden(secrets):
+        check(found)
     return found
 
 
@@ -258,9 +269,14 @@ def check(found: Settings) -> None:
 
 def _leases(found: Settings) -> None:
     _require(found.factor >= 0, "factor", "must be at least 0")
-    if found.lease_store:
+    if found.lease_store == EMBEDDED:
+        reached = _local(found) or "spark.driver.host" in found.spark
+        _require(reached, "lease_store", "embedded needs spark.driver.host, an address that executors can reach")
+    elif found.lease_store:
         stores = ("tcp://", "postgresql://", "postgres://", "redis://", "rediss://")
-        _require(found.lease_store.startswith(stores), "lease_store", f"must begin with one of {', '.join(stores)}")
+        names = f"must be {EMBEDDED}, or begin with one of {', '.join(stores)}"
+        _require(found.lease_store.startswith(stores), "lease_store", names)
+    if found.lease_store:
         partitions = -(-found.capacity // found.partition_worth)
         _require(
             partitions <= MAX_PARTITIONS, "factor", f"makes {partitions} partitions, at most {MAX_PARTITIONS} may be"
@@ -294,8 +310,12 @@ def _staged(found: Settings) -> None:
     _require(one, "path", "staged needs one PostgreSQL database as sink and state_dsn")
     _require(not found.cost_of.call, "cost", "must not be call(...) on the staged path: the database merges the rows")
     _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.usable}")
-    local = found.master.startswith(("local[", "local-cluster[")) or found.master == "local"
-    _require(local or found.lease_store, "master", "must be local on the staged path without a lease_store")
+    _require(_local(found) or found.lease_store, "master", "must be local on the staged path without a lease_store")
+
+
+def _local(found: Settings) -> bool:
+    """Whether all workers are on this host."""
+    return found.master.startswith(("local[", "local-cluster[")) or found.master == "local"
 
 
 def _options(found: Settings) -> None:

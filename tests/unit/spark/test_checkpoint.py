@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -222,3 +228,67 @@ def test_the_command_line_passes_it_on(folder: Folder) -> None:
     assert "headrace checkpoint repair" in refused.stderr
     done = subprocess.run([*command, "repair", "--config", folder.config], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "metadata names the query q\n")
+
+
+def test_the_probe_leaves_nothing_and_makes_the_folder(tmp_path: Path) -> None:
+    checkpoint.probe(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_probes_of_two_drivers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    threads = [Thread(target=checkpoint.probe, args=(tmp_path,)) for _ in range(8)]
+    with catch() as raised:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert raised == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ("created twice", "created twice"),
+        ("rename copies", "renaming does not replace"),
+        ("write is lost", "renaming does not replace"),
+        ("not durable", "cannot be used"),
+        ("read only", "cannot be used"),
+    ],
+)
+def test_a_store_that_lacks_one_thing_is_refused(
+    broken: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As object stores behind a file system do."""
+    real_open = os.open
+    match broken:
+        case "created twice":
+            monkeypatch.setattr(os, "open", lambda at, flags, mode=0o777: real_open(at, flags & ~os.O_EXCL, mode))
+        case "rename copies":
+            monkeypatch.setattr(Path, "replace", lambda one, two: Path(two).write_bytes(one.read_bytes()))
+        case "write is lost":
+            monkeypatch.setattr(os, "write", lambda _, content: len(content))
+        case "not durable":
+            monkeypatch.setattr(os, "fsync", _refuse)
+        case _:
+            monkeypatch.setattr(os, "open", _refuse)
+    with pytest.raises(ConfigError, match=says) as caught:
+        checkpoint.probe(tmp_path)
+    assert caught.value.field == "checkpoint"
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOTSUP, "not supported")
+
+
+@contextmanager
+def catch() -> Iterator[list[object]]:
+    """What threads raise."""
+    raised: list[object] = []
+    before, threading.excepthook = threading.excepthook, raised.append
+    try:
+        yield raised
+    finally:
+        threading.excepthook = before

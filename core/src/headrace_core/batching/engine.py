@@ -107,7 +107,7 @@ class Batcher:
         earliest = self._deadlines.lowest
         if earliest is None:
             return 0
-        batch = self._open.get(earliest[1]) or self._read(earliest[1])
+        batch = self._open.get(earliest[1]) or self._stored(earliest[1])
         return self._now_ms - batch.opened_ms
 
     def settle(self) -> None:
@@ -210,11 +210,14 @@ class Batcher:
 
     def _read(self, number: int) -> Open:
         """An open batch that is not in memory; it is about to change."""
+        batch = self._open[number] = self._stored(number)
+        return batch
+
+    def _stored(self, number: int) -> Open:
         key = keys.open_key(number)
         raw = self._state.get(key)
         assert raw is not None, f"an open batch that is not there: {key!r}"
-        batch = self._open[number] = _open(raw)
-        return batch
+        return _open(raw)
 
     def _turn_page(self, batch: Open) -> None:
         """Put the last members where they are not rewritten any more (12)."""

@@ -1,6 +1,6 @@
 """Commands of the Spark writer, run as processes of their own: this package does not import the job's.
 
-`headrace checkpoint doctor|repair --config FILE`, `headrace writer init FILE`, `headrace audit --config FILE` and
+`headrace checkpoint doctor|repair --config FILE`, `headrace writer init|pack FILE`, `headrace audit --config FILE` and
 `headrace backfill --config FILE`, with the exit codes of spark-writer.md 10: 0 done, 1 failure, 2 configuration,
 3 checkpoint, 4 data loss. For `audit` a difference is a failure.
 """
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     for name, text in (
         ("checkpoint", "Look after the checkpoint of a Spark job: doctor | repair, --config FILE."),
-        ("writer", "init FILE: write a commented job file of the Spark writer."),
+        ("writer", "The Spark writer: init FILE (a job file) | pack FILE (its environment)."),
         ("audit", "Recompute batches by the batcher's engine and compare, --config FILE."),
         ("backfill", "Write a fixed range of the topics again, --config FILE."),
     ):
@@ -29,7 +29,10 @@ def register(app: typer.Typer) -> None:
 
 def _process(name: str) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
-        command = [sys.executable, "-m", f"headrace_spark.jobs.{_MODULES[name]}", *context.args]
+        module, arguments = _MODULES[name], context.args
+        if name == "writer" and arguments[:1] == ["pack"]:
+            module, *arguments = arguments
+        command = [sys.executable, "-m", f"headrace_spark.jobs.{module}", *arguments]
         raise typer.Exit(subprocess.run(command, check=False).returncode)
 
     return run

@@ -22,6 +22,7 @@ from headrace_spark.keyed import KeyedWriter
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import KafkaOutbox, Outbox
 from headrace_spark.patience import Patience
+from headrace_spark.seen import WatchedAnswers
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.answers import Destination
 from headrace_spark.sinks.called import CalledSink
@@ -41,7 +42,7 @@ class Answering:
         self._settings = settings
         self._faults = faults.from_environment()
         self._destination = _destination(settings)
-        self.pacer = capacity.in_driver(settings)
+        self.pacer = WatchedAnswers(capacity.in_driver(settings))
         self._attempts = Attempts(settings, ledger, self._destination, self.pacer, patience)
         self._client = kafka_clients.client(settings.kafka, settings.kafka_options)
         retries = KafkaOutbox(

@@ -22,7 +22,7 @@ from headrace_spark import audit_report, exits
 from headrace_spark.audit import Edge, Plan, receipt_ms, warm_up_ms
 from headrace_spark.audit_report import MOST_DIFFERENCES, VERDICTS, Run
 from headrace_spark.database import Database
-from headrace_spark.jobs import audit_frames, logs
+from headrace_spark.jobs import audit_frames, logs, submitted
 from headrace_spark.jobs.spans import Log, batch_frame
 from headrace_spark.jobs.writer import _end as end
 from headrace_spark.jobs.writer import _exit_code as exit_code
@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     logs.to_stderr()
     try:
-        return run(load(given.config))
+        return run(load(given.config, submitted.told()))
     except Exception as error:
         code = exit_code(error)
         _log.error("failed", error=str(error), exit_code=code)

@@ -21,7 +21,7 @@ import structlog
 from headrace_spark import exits, kafka_clients, offsets
 from headrace_spark.backfill import Cut, Cuts
 from headrace_spark.database import Database
-from headrace_spark.jobs import logs
+from headrace_spark.jobs import logs, submitted
 from headrace_spark.jobs.paths import Way, way
 from headrace_spark.jobs.spans import Log, batch_frame
 from headrace_spark.jobs.writer import _end as end
@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     logs.to_stderr()
     try:
-        return run(load(given.config))
+        return run(load(given.config, submitted.told()))
     except Exception as error:
         code = exit_code(error)
         _log.error("failed", error=str(error), exit_code=code)

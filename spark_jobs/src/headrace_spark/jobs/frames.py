@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from headrace_spark.pacing import Pacing
+from headrace_spark.seen import Watched
 from headrace_spark.sinks.staging import Connection, Place, Stager, TaskReport, Work
 from headrace_spark.transforms.costs import Dearest
 from headrace_spark.transforms.records import Record, Report, report
@@ -52,11 +53,12 @@ def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.Re
         task = TaskContext.get()
         connection, pacer = _of_this_worker(work.dsn, pacing)
         attempt = f"{work.run}:{task.taskAttemptId()}"
+        pacer.take()  # what an attempt that failed left
         one = Stager(work, task.partitionId(), task.attemptNumber(), attempt, connection, pacer)
         for batch in batches:
             for row in batch.to_pylist():
                 one.add(report(_record(row), work.max_document_bytes, work.dearest))
-        blob = msgspec.msgpack.encode(one.finish())
+        blob = msgspec.msgpack.encode(msgspec.structs.replace(one.finish(), seen=pacer.take()))
         yield pa.RecordBatch.from_arrays([pa.array([blob], type=pa.binary())], names=["report"])
 
     return run
@@ -85,14 +87,14 @@ def records(frame: Any, places: Sequence[Place]) -> list[Record]:
     return [_record(row) for row in rows]
 
 
-_WORKERS: dict[int, tuple[Connection, Pacing]] = {}
+_WORKERS: dict[int, tuple[Connection, Watched]] = {}
 
 
-def _of_this_worker(dsn: str, pacing: Callable[[], Pacing]) -> tuple[Connection, Pacing]:
+def _of_this_worker(dsn: str, pacing: Callable[[], Pacing]) -> tuple[Connection, Watched]:
     """One connection and one pacer for each Python worker process, never made before a fork (spark-writer.md 6)."""
     pid = os.getpid()
     if pid not in _WORKERS:
-        _WORKERS[pid] = Connection(dsn), pacing()
+        _WORKERS[pid] = Connection(dsn), Watched(pacing())
     return _WORKERS[pid]
 
 

@@ -11,6 +11,7 @@ from headrace_spark import exits
 
 TEMPLATE: Final = """\
 # The job file of the Spark writer: `python -m headrace_spark.jobs.writer --config FILE`. Times are in milliseconds.
+# Any text may hold ${env:NAME} or ${file:/path}: secrets come from there, not from this file. Not in [spark].
 
 job = "writer"                        # its name: in the ledger, in dead letters, in Kafka's group ids
 kafka = "localhost:9092"              # bootstrap servers
@@ -42,8 +43,10 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 capacity = 500                        # units a second, never more in any second
 # share = 1.0                         # this job's part of it
 # headroom = 0.0                      # part of it left unused; 0.05 is advised over a network
-# lease_store = ""                    # postgresql://..., redis://... or tcp://host:port: share it with other jobs
-# lease_token_file = ""               # the coordinator's token, for tcp://
+# lease_store = ""                    # postgresql://..., redis://... or tcp://host:port: share it with other jobs;
+                                      # "embedded": of this job alone, over its driver and all its workers
+# lease_token = ""                    # the coordinator's token, for tcp://, by reference
+# lease_token_file = ""               # or in a file that is on every host
 # resource = ""                       # what is shared; the job's name if absent
 # weight = 4                          # of this job's share; a backfill has 1
 # max_share = 1.0                     # never more of the capacity than this
@@ -58,6 +61,7 @@ expected_cost_per_record = 10.0       # until the ledger knows better
 # available_now = false               # true: catch up and end
 # min_offsets_per_trigger = 0         # wait for so many records, against tiny micro-batches on quiet topics,
 # max_trigger_delay_ms = 0            # but not longer than this
+# metrics_host = "127.0.0.1"          # 0.0.0.0 in a container whose port is scraped from outside
 # metrics_port = 8083                 # /metrics, /healthz, /readyz; no server if absent
 
 # max_corrupt_share = 0.5             # more of a micro-batch refused: stop, exit code 5

@@ -19,8 +19,8 @@ from headrace_spark.jobs.stream_lanes import StreamLanes
 from headrace_spark.lanes import LaneWriter
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
-from headrace_spark.pacing import Pacing
 from headrace_spark.patience import Patience
+from headrace_spark.seen import Seen, Watched, skew
 from headrace_spark.settings import Settings
 from headrace_spark.sinks import staging
 from headrace_spark.sinks.callables import CallableSink
@@ -36,7 +36,7 @@ class Way(Protocol):
     """What the query does with a micro-batch. `pacer` paces the driver."""
 
     @property
-    def pacer(self) -> Pacing: ...
+    def pacer(self) -> Watched: ...
 
     def prepare(self) -> None:
         """Create what is missing in the sink. Raises `SinkDown`."""
@@ -66,7 +66,7 @@ class Direct:
         self._settings = settings
         self._faults = faults.from_environment()
         self._sink = _sink(settings)
-        self.pacer = capacity.in_driver(settings)
+        self.pacer = Watched(capacity.in_driver(settings))
         kind = DeltaWriter if destinations.is_delta(settings.sink) else BatchWriter
         self._writer = kind(settings, ledger, self._sink, outbox, self.pacer, patience, advanced=advanced)
 
@@ -81,7 +81,9 @@ class Direct:
 
     def write(self, frame: Any, batch: Batch) -> Counts:
         self._faults.passed("begun", batch.batch_id)
-        counts = self._writer.write(batch, reports(frame, self._settings.max_document_bytes, self._settings.dearest))
+        found = reports(frame, self._settings.max_document_bytes, self._settings.dearest)
+        self.pacer.skew = skew(found)
+        counts = self._writer.write(batch, found)
         self._faults.passed("written", batch.batch_id)
         return counts
 
@@ -96,7 +98,7 @@ class Staged:
         self._settings = settings
         self._faults = faults.from_environment()
         self._pacing = capacity.in_every_process(settings)
-        self.pacer = self._pacing()
+        self.pacer = Watched(self._pacing())
         self._run = uuid.uuid4().hex
         self._sink = PostgresSink(settings.sink, settings.table)
         self._writer = StagedWriter(
@@ -117,7 +119,13 @@ class Staged:
     def write(self, frame: Any, batch: Batch) -> Counts:
         self._faults.passed("begun", batch.batch_id)
         tasks = stage(frame, self._work(batch), self._pacing)
-        return self._writer.write(batch, tasks, partial(records, frame))
+        for task in tasks:
+            self.pacer.add(task.seen or Seen())
+        self.pacer.skew = skew(one for task in tasks for one in task.reports)
+        self.pacer.staged_rows = sum(task.rows for task in tasks)
+        counts = self._writer.write(batch, tasks, partial(records, frame))
+        self.pacer.staged_rows = 0
+        return counts
 
     def stop(self) -> None:
         """The driver's leases go back; those of a Python worker end with it."""
@@ -144,7 +152,7 @@ class Lanes:
 
     def __init__(self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced):
         self._settings = settings
-        self.pacer = capacity.in_driver(settings)
+        self.pacer = Watched(capacity.in_driver(settings))
         sink = CallableSink(settings.sink)
         self._writer = LaneWriter(settings, ledger, sink, outbox, self.pacer, patience, advanced=advanced)
         if not sink.idempotent:
@@ -160,7 +168,9 @@ class Lanes:
         return self._writer.done(batch)
 
     def write(self, frame: Any, batch: Batch) -> Counts:
-        return self._writer.write(batch, reports(frame, self._settings.max_document_bytes, self._settings.dearest))
+        found = reports(frame, self._settings.max_document_bytes, self._settings.dearest)
+        self.pacer.skew = skew(found)
+        return self._writer.write(batch, found)
 
     def stop(self) -> None:
         self._writer.cancelled.set()

@@ -18,6 +18,7 @@ from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.patience import Patience
 from headrace_spark.plan import Sifted, breaks
+from headrace_spark.seen import Watched
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.callables import CallableSink
 from headrace_spark.sinks.port import Batch
@@ -37,7 +38,7 @@ class StreamLanes:
         self._ledger = ledger
         self._patience = patience
         self._seen = SeenDocuments(Database(settings.state_dsn), settings.seen_retention_ms)
-        self.pacer = capacity.in_driver(settings)
+        self.pacer = Watched(capacity.in_driver(settings))
         sink = CallableSink(settings.sink)
         self._writer = LaneWriter(settings, ledger, sink, outbox, self.pacer, patience, advanced=advanced)
         if not sink.idempotent:

@@ -8,7 +8,6 @@ micro-batch takes, so it falls between two of them, or after `stop_timeout_ms` i
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -23,12 +22,14 @@ from typing import Any, Final
 import structlog
 
 from headrace_core.errors import ConfigError, HeadraceError
-from headrace_spark import checkpoint, exits, kafka_clients, offsets
+from headrace_spark import capacity, checkpoint, embedded, exits, kafka_clients, offsets
 from headrace_spark.database import Database, StateDown
-from headrace_spark.jobs import source
+from headrace_spark.jobs import logs, source, submitted
 from headrace_spark.jobs.lane_frames import shaped
 from headrace_spark.jobs.listening import listen
 from headrace_spark.jobs.paths import way
+from headrace_spark.jobs.supervise import tell_pid
+from headrace_spark.leasing import Leasing
 from headrace_spark.ledger import Ledger
 from headrace_spark.losses import DataLost
 from headrace_spark.metrics import Collector, MetricsServer, Progress
@@ -128,11 +129,18 @@ class _Job:
 
     def collector(self) -> Collector:
         """The metrics of this process and of all before it."""
-        return Collector(self.ledger.totals, self.progress, self.settings.usable, self.way.pacer.used)
+        settings, pacer = self.settings, self.way.pacer
+        leasing = Leasing(capacity.status(settings), settings.usable)
+        return Collector(self.ledger.totals, self.progress, settings.usable, pacer.used, pacer, leasing)
 
 
 def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False, accept_loss: bool = False) -> int:
     """Run the job until it ends or is told to stop; returns the exit code."""
+    with embedded.leases(settings) as found:
+        return _run(found, new_query, new_checkpoint, accept_loss)
+
+
+def _run(settings: Settings, new_query: bool, new_checkpoint: bool, accept_loss: bool) -> int:
     job = _Job(settings)
     if settings.speculates:
         _log.warning("speculation: a twin task spends capacity twice")
@@ -165,7 +173,7 @@ def _run_checked(job: _Job, folder: Path, accept_loss: bool) -> int:
 def _run_observed(job: _Job, folder: Path) -> int:
     if job.settings.metrics_port is None:
         return _run_spark(job, folder)
-    server = MetricsServer(job.collector(), job.progress, job.settings.metrics_port)
+    server = MetricsServer(job.collector(), job.progress, job.settings.metrics_port, job.settings.metrics_host)
     server.start()
     _log.info("metrics", port=server.port)
     try:
@@ -255,7 +263,7 @@ def _session(settings: Settings) -> Any:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(settings.master).appName(f"headrace-{settings.job}")
     defaults = {
-        "spark.jars.packages": CONNECTOR,
+        **({} if submitted.by_spark_submit() else {"spark.jars.packages": CONNECTOR}),
         "spark.ui.enabled": "false",
         "spark.speculation": "false",
         "spark.sql.shuffle.partitions": "2",
@@ -266,6 +274,8 @@ def _session(settings: Settings) -> Any:
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    if session.sparkContext.uiWebUrl:
+        _log.info("spark ui", url=session.sparkContext.uiWebUrl)
     return session
 
 
@@ -286,10 +296,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--new-checkpoint", action="store_true", help="accept another checkpoint folder")
     parser.add_argument("--accept-loss", action="store_true", help="go on without offsets that are gone, this time")
     given = parser.parse_args(arguments)
-    _log_to_stderr()
+    logs.to_stderr()
+    tell_pid()
     try:
         return run(
-            load(given.config),
+            load(given.config, submitted.told()),
             new_query=given.new_query,
             new_checkpoint=given.new_checkpoint,
             accept_loss=given.accept_loss,
@@ -314,18 +325,6 @@ def _exit_code(error: Exception) -> int:
             return exits.SINK_DOWN
         case _:
             return exits.of_message(str(error))
-
-
-def _log_to_stderr() -> None:
-    logging.getLogger("py4j").setLevel(logging.ERROR)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 if __name__ == "__main__":

@@ -39,6 +39,14 @@ class Answer(msgspec.Struct, frozen=True):
     retry_after_ms: int | None = None
     charge: int | None = None
 
+    @property
+    def outcome(self) -> str:
+        """Its class in metrics: "retry" if anything is tried again, else "reject" if anything was, else "done"."""
+        became = {verdict.became for verdict in self.verdicts}
+        if self.too_large or became & AGAIN:
+            return "retry"
+        return "reject" if "rejected" in became else "done"
+
 
 class Destination(Protocol):
     """One implementation for each kind. `effects`: what is promised if a row is sent twice."""

@@ -20,6 +20,7 @@ from psycopg import sql
 from headrace_core.errors import HeadraceError
 from headrace_spark.faults import Faults
 from headrace_spark.pacing import Pacing
+from headrace_spark.seen import Seen
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.transforms.costs import Cost, Dearest
 from headrace_spark.transforms.records import Report, light
@@ -55,7 +56,7 @@ class StagingLost(HeadraceError):
 
 class TaskReport(msgspec.Struct, frozen=True, array_like=True):
     """What one task attempt did: rows staged, chunks, what all tries of them cost, how often one was tried again; and
-    what it found in each record, without the measurements."""
+    what it found in each record, without the measurements; and what was seen on the way."""
 
     part: int
     attempt: str
@@ -64,6 +65,7 @@ class TaskReport(msgspec.Struct, frozen=True, array_like=True):
     cost: int
     retries: int
     reports: list[Report]
+    seen: Seen | None = None
 
 
 class Work(msgspec.Struct, frozen=True):

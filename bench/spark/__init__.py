@@ -1,0 +1,6 @@
+"""Figures of spark-writer.md 13: the writer as a process, with real Kafka, Spark and PostgreSQL."""
+
+from __future__ import annotations
+
+PARTS = ("plain", "decoding", "staged", "overhead", "skew", "saturated", "one_with_little_work", "slices")
+"""What can be measured alone: names of functions of `figures`."""
