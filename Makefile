@@ -54,7 +54,7 @@ demo: system setup ## the whole on this computer: its own readings from MQTT to 
 	@.venv/bin/headrace demo  # not by way of uv, which keeps the terminal's death (SIGHUP) to itself
 
 .PHONY: bench
-bench: setup ## figures beside their targets: engines, capacity (6 minutes), streams, bridge (half an hour each); ONLY="streams --quick": one
+bench: setup ## figures beside their targets: engines, capacity (6 minutes), streams, bridge, the Spark writer (half an hour each); ONLY="streams --quick": one
 ifdef ONLY
 	$(RUN) python -m bench $(ONLY)
 else
@@ -62,6 +62,7 @@ else
 	$(RUN) python -m bench capacity --json
 	$(RUN) python -m bench streams --json
 	$(RUN) python -m bench bridge --json
+	$(RUN) python -m bench spark --json
 endif
 
 .PHONY: up
@@ -78,4 +79,4 @@ up: ## build and start all in Docker, wait until healthy, print where it listens
 
 .PHONY: down
 down: ## stop what `make up` started; its volumes stay (docker compose down --volumes deletes them)
-	docker compose --profile demo down
+	docker compose --profile demo --profile two-writers down

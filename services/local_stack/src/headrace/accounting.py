@@ -244,7 +244,7 @@ def _batching(rise: Difference, found: Found, open_before: int) -> list[Line]:
 
 def _job(work: Work, found: Found) -> list[Line]:
     of, name = work.total, work.job.name
-    written = of("inserted") + of("replaced") + of("repeats") + of("rows_refused")
+    written = of("inserted") + of("replaced") + of("repeats") + of("rows_refused") + of("rows_postponed")
     lines = [
         Line(f"{name}: members = taken + refused", of("members"), of("members_taken") + of("members_rejected")),
         Line(f"{name}: rows = inserted + replaced + repeated + refused", of("rows"), written),
