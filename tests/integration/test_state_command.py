@@ -183,7 +183,7 @@ def test_a_dump_is_what_the_database_holds(stopped: StreamsWorker) -> None:
     items = [line for line in documents if "family" in line]
     assert not any("problem" in line for line in items)
     held = stopped.snapshot("registration")
-    assert len(items) == sum(key[0] in b"cntETGVPWMZLH" for keys in held.values() for key in keys)
+    assert len(items) == sum(key[0] in b"cntETGVPWMZLHR" for keys in held.values() for key in keys)
     counters = {line["key"]["name"]: line["value"] for line in items if line["family"] == "counter"}
     assert counters["in"] == DEVICES * TURNS
     entities = [line["key"]["topic_id"] for line in items if line["family"] == "entity"]
@@ -196,7 +196,7 @@ def test_a_dump_is_what_the_database_holds(stopped: StreamsWorker) -> None:
     code, lines = headrace(stopped, "dump", "batching", "--partition", "1")
     assert code == 0
     assert lines[0].startswith("partition 1: ")
-    assert any(line.startswith(f"  open       {ROOT}/device/d1// ") for line in lines)
+    assert any(line.startswith("  open ") and f"{ROOT}/device/d1//" in line for line in lines)
     assert headrace(stopped, "dump", "batching", "--partition", "7")[0] == 1
     assert headrace(stopped, "dump", "nobody")[0] == 1
     assert headrace(stopped, "verify", "nobody")[0] == 2
