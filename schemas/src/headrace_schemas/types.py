@@ -320,7 +320,7 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     job: Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     kafka: Annotated[str, Meta(min_length=1)]
     checkpoint: Annotated[str, Meta(min_length=1)]
-    sink: Annotated[str, Meta(pattern="^(sqlite:///|postgres(ql)?://|call:)")]
+    sink: Annotated[str, Meta(pattern="^(sqlite:///|postgres(ql)?://|call:|https?://|delta:)")]
     state_dsn: Annotated[str, Meta(pattern="^(sqlite:///|postgres(ql)?://)")]
     capacity: Annotated[int, Meta(ge=1, le=9223372036854775807)]
     cost: Annotated[str, Meta(min_length=1)]
@@ -356,3 +356,18 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     master: str | UnsetType = UNSET
     spark: dict[str, str] | UnsetType = UNSET
     kafka_options: dict[str, str] | UnsetType = UNSET
+    lane_mode: Any | UnsetType = UNSET
+    lateness_ms: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET
+    linger_ms: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET
+    max_attempts: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
+    max_rounds: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET
+    on_exhausted: Any | UnsetType = UNSET
+    retry_topic: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{0,249}$")] | UnsetType = UNSET
+    request_timeout_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
+    charge_header: str | UnsetType = UNSET
+    authorization_file: str | UnsetType = UNSET
+    lease_token: str | UnsetType = UNSET
+    max_share: Annotated[float, Meta(ge=0.001, le=1)] | UnsetType = UNSET
+    metrics_host: str | UnsetType = UNSET
+    audit: dict[str, Any] | UnsetType = UNSET
+    backfill: dict[str, Any] | UnsetType = UNSET
