@@ -26,7 +26,6 @@ from headrace_spark.seen import WatchedAnswers
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.answers import Destination
 from headrace_spark.sinks.called import CalledSink
-from headrace_spark.sinks.http import BulkSink
 from headrace_spark.sinks.port import Batch
 
 _HEADERS_BYTES: Final = 1024 * 1024
@@ -85,6 +84,8 @@ class Answering:
 
 def _destination(settings: Settings) -> Destination:
     if settings.sink.startswith(HTTP):
+        from headrace_spark.sinks.http import BulkSink  # a packed environment may be without httpx
+
         return BulkSink(
             settings.sink,
             timeout_ms=settings.request_timeout_ms,

@@ -12,7 +12,6 @@ import structlog
 from headrace_spark import capacity, destinations, faults
 from headrace_spark.counts import Counts
 from headrace_spark.database import is_postgres, sqlite_path
-from headrace_spark.delta_writing import DeltaWriter
 from headrace_spark.jobs.answering import Answering
 from headrace_spark.jobs.frames import records, reports, stage
 from headrace_spark.jobs.stream_lanes import StreamLanes
@@ -24,7 +23,6 @@ from headrace_spark.seen import Seen, Watched, skew
 from headrace_spark.settings import Settings
 from headrace_spark.sinks import staging
 from headrace_spark.sinks.callables import CallableSink
-from headrace_spark.sinks.delta import DeltaSink
 from headrace_spark.sinks.port import Batch, Sink
 from headrace_spark.sinks.postgres import PostgresSink
 from headrace_spark.sinks.sqlite import SqliteSink
@@ -67,8 +65,7 @@ class Direct:
         self._faults = faults.from_environment()
         self._sink = _sink(settings)
         self.pacer = Watched(capacity.in_driver(settings))
-        kind = DeltaWriter if destinations.is_delta(settings.sink) else BatchWriter
-        self._writer = kind(settings, ledger, self._sink, outbox, self.pacer, patience, advanced=advanced)
+        self._writer = _kind(settings)(settings, ledger, self._sink, outbox, self.pacer, patience, advanced=advanced)
 
     def prepare(self) -> None:
         self._sink.prepare()
@@ -191,8 +188,18 @@ def way(settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, 
     return kind(settings, ledger, outbox, patience, advanced)
 
 
+def _kind(settings: Settings) -> type[BatchWriter]:
+    if destinations.is_delta(settings.sink):
+        from headrace_spark.delta_writing import DeltaWriter  # a packed environment may be without deltalake
+
+        return DeltaWriter
+    return BatchWriter
+
+
 def _sink(settings: Settings) -> Sink:
     if destinations.is_delta(settings.sink):
+        from headrace_spark.sinks.delta import DeltaSink
+
         return DeltaSink(settings.sink.removeprefix(destinations.DELTA))
     if is_postgres(settings.sink):
         return PostgresSink(settings.sink, settings.table)
