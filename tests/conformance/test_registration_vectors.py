@@ -13,8 +13,9 @@ from headrace_core.registration import queries
 from headrace_core.registration.config import MAIN, RegistrationConfig
 from headrace_core.registration.effects import Cleared, Dropped, Passed, Registered, Removed, TwinChanged, Updated
 from headrace_core.registration.engine import Engine
+from headrace_core.registration.items import parts
 from headrace_core.registration.routes import ABSENT, Request, Response
-from headrace_core.registration.store import Store, parts
+from headrace_core.registration.store import Store
 from headrace_core.registration.work import document
 from headrace_core.state import MemoryState
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.kafka import KafkaServer
-from headrace_core.registration import store
+from headrace_core.registration import items
 from headrace_streams.store import POSITION_KEY, RocksState
 from tests.support.streams_worker import StreamsWorker, until
 
@@ -136,8 +136,8 @@ def alter(worker: StreamsWorker, key: bytes, value: bytes | None) -> bytes | Non
 
 def test_every_altered_key_is_found_and_named(stopped: StreamsWorker) -> None:
     """A byte of a value, a derived key that is missing, a key too many, another marker."""
-    entity, twin = store.key(b"E", ROOT, "device/d3//"), store.key(b"T", ROOT, "device/d3//") + b"more"
-    index = store.key(b"K", ROOT, "device/main//", "device/d3//")
+    entity, twin = items.key(b"E", ROOT, "device/d3//"), items.key(b"T", ROOT, "device/d3//") + b"more"
+    index = items.key(b"K", ROOT, "device/main//", "device/d3//")
     before, position = alter(stopped, entity, None), alter(stopped, POSITION_KEY, None)
     assert before is not None
     assert position is not None

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from headrace_core.registration import listing
 from headrace_core.registration.config import RegistrationConfig
+from headrace_core.registration.items import PRIMARY
 from headrace_core.registration.stage import RegistrationStage
-from headrace_core.registration.store import PRIMARY
 from headrace_core.stage import Record
 from tests.support.cuts import CHECKS, Make, check_keys, check_late_writers
 

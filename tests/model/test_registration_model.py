@@ -28,8 +28,9 @@ from headrace_core.registration.effects import (
     Updated,
 )
 from headrace_core.registration.engine import Engine
+from headrace_core.registration.items import PRIMARY, derived, parts
 from headrace_core.registration.stage import RegistrationStage
-from headrace_core.registration.store import PRIMARY, Store, derived, parts
+from headrace_core.registration.store import Store
 from headrace_core.state import MemoryState
 
 DEVICES = ("device/a//", "device/b//", "device/c//", "cell/1//")

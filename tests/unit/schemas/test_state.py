@@ -12,7 +12,7 @@ import pytest
 from headrace_core.batching import keys
 from headrace_core.batching.messages import Member
 from headrace_core.batching.stage import BatchingStage
-from headrace_core.registration import listing, message, store
+from headrace_core.registration import items, listing, message
 from headrace_core.registration.stage import RegistrationStage
 from headrace_core.stage import Record, Stage
 from headrace_core.state import MemoryState, Overlay
@@ -22,8 +22,8 @@ from headrace_schemas.state_page import state_page
 from tests.model import test_batching_simulation, test_registration_simulation
 
 STRUCTS = {
-    "message": message.Message, "entity": store.Entity, "pending": store.Pending, "waiting": store.Waiting,
-    "cached": store.Cached, "idle": store.Idle, "last_error": store.LastError, "moved": listing.Moved,
+    "message": message.Message, "entity": items.Entity, "pending": items.Pending, "waiting": items.Waiting,
+    "cached": items.Cached, "idle": items.Idle, "last_error": items.LastError, "moved": listing.Moved,
     "clock": keys.Clock, "open": keys.Open, "page": keys.Page, "member": Member,
 }  # fmt: skip
 
@@ -92,14 +92,14 @@ def test_keys_of_batching_are_read_as_they_were_made() -> None:
 
 
 def test_keys_of_registration_are_read_as_they_were_made() -> None:
-    cached = store.Cached("m/t", True, message.Message("te/device/a///m/t", b"\xff", False, 10, 4))
-    key = store.key(b"M", "te", "device/a//") + store.TELEMETRY + store.number(9)
+    cached = items.Cached("m/t", True, message.Message("te/device/a///m/t", b"\xff", False, 10, 4))
+    key = items.key(b"M", "te", "device/a//") + items.TELEMETRY + items.number(9)
     item = decode("registration", key, msgspec.msgpack.encode(cached))
     assert item.key == {"root": "te", "topic_id": "device/a//", "class": "telemetry", "seq": 9}
     assert item.value["message"]["payload"] == {"base64": "/w=="}
     spelled = decode("registration", b"Rte\0device/a//\0te/device/a", b"")
     assert (spelled.problem, spelled.key) == (None, {"root": "te", "topic_id": "device/a//", "topic": "te/device/a"})
-    assert decode("registration", store.CLOCK, store.number(5)) == Item("number", {"name": "clock"}, 5)
+    assert decode("registration", items.CLOCK, items.number(5)) == Item("number", {"name": "clock"}, 5)
 
 
 @pytest.mark.parametrize(

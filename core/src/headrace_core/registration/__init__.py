@@ -11,7 +11,7 @@
 | 7 automatic registration | `entities.py` | device, then service; services that follow |
 | 8 repeats and updates | `updates.py` | fixed members, repeats, a new parent, twin data |
 | 9 removal | `removal.py`; retained topics: `entities.py` | leaves first; clears |
-| 10 restart | `store.py` | keys, values, derived keys, damage |
+| 10 restart | `items.py` | keys, values, derived keys, damage |
 | 11 outputs, reasons | `effects.py`, `documents/outputs.py`, `reasons.py` | their bytes; the table of reasons |
 | 12 entity API | `routes.py`; writes: `http.py`; reads: `queries.py` | paths, methods, tags, problems; each call |
 | 12 order and pages of the list | `listing.py` | an id present throughout comes exactly once |
@@ -19,5 +19,5 @@
 | 14 cost | `store.py`, `cache/pending.py` | what is held back over a chunk; the oldest end |
 
 Imports go: `stage` > `engine` > `http` > `updates`, `removal` > `entities` > `cache.pending` > `status` > `work` >
-`store`, `effects` > `message` > `topics` > `config`, `reasons`; `queries` > `listing`, `status`.
+`store`, `effects` > `items` > `message` > `topics` > `config`, `reasons`; `queries` > `listing`, `status`.
 """

@@ -25,10 +25,11 @@ from headrace_core.registration import entities, http, removal, status, topics
 from headrace_core.registration.cache import pending
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.registration.effects import Effect
+from headrace_core.registration.items import CLOCK, counter_key
 from headrace_core.registration.message import Message, parse_definition
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import Request, Response
-from headrace_core.registration.store import CLOCK, Store, counter_key
+from headrace_core.registration.store import Store
 from headrace_core.registration.topics import Kind, Parsed
 from headrace_core.registration.updates import update
 from headrace_core.registration.work import Work, open_root

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from headrace_core.registration import status, topics
 from headrace_core.registration.cache import pending
 from headrace_core.registration.effects import Passed, Published, Registered, TwinChanged
+from headrace_core.registration.items import Entity, key, name_of
 from headrace_core.registration.message import Definition, Message, parse_definition, read_json, write_json
 from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.store import Entity, key, name_of
 from headrace_core.registration.work import Work, document, publication
 
 

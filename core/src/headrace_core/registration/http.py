@@ -8,11 +8,11 @@ from urllib.parse import quote
 
 from headrace_core.registration import entities, removal, topics
 from headrace_core.registration.effects import Published
+from headrace_core.registration.items import Entity, name_of
 from headrace_core.registration.message import read_definition, read_json, read_reference, same, write_json
 from headrace_core.registration.queries import twin_values
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import ABSENT, Request, Response, Route, etag, matches, problem, route
-from headrace_core.registration.store import Entity, name_of
 from headrace_core.registration.updates import change, check_parent
 from headrace_core.registration.work import Work, document, open_root, publication
 

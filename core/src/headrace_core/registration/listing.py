@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from headrace_core.registration.store import Store, after, key, number, parts
+from headrace_core.registration.items import after, key, number, parts
+from headrace_core.registration.store import Store
 
 KEPT = 1000
 """Moves remembered for each root."""

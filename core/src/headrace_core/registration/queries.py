@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from headrace_core.registration import listing, topics
 from headrace_core.registration.config import RegistrationConfig
+from headrace_core.registration.items import after, key, name_of, parts
 from headrace_core.registration.message import TYPES, read_json, write_json
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import Request, Response, Route, etag, matches, problem, query, route
 from headrace_core.registration.status import missing_ancestors, status_document
-from headrace_core.registration.store import Store, after, key, name_of, parts
+from headrace_core.registration.store import Store
 from headrace_core.registration.work import Work, document, open_root
 from headrace_core.state import Overlay, State
 

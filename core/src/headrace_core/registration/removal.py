@@ -8,8 +8,9 @@ from headrace_core.registration import status
 from headrace_core.registration.cache import pending
 from headrace_core.registration.config import MAIN
 from headrace_core.registration.effects import Cleared, Published, Removed
+from headrace_core.registration.items import name_of
 from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.store import Store, name_of
+from headrace_core.registration.store import Store
 from headrace_core.registration.work import Work, document
 
 

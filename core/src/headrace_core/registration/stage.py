@@ -18,10 +18,11 @@ from headrace_core.registration.config import RegistrationConfig
 from headrace_core.registration.documents.outputs import STAGE, Outputs
 from headrace_core.registration.effects import Effect
 from headrace_core.registration.engine import Engine
+from headrace_core.registration.items import PRIMARY, parts, sound_items
 from headrace_core.registration.message import read_json
 from headrace_core.registration.reasons import DISCARDED, LOST, outcome
 from headrace_core.registration.routes import ABSENT, Request
-from headrace_core.registration.store import PRIMARY, Store, parts, sound_items
+from headrace_core.registration.store import Store
 from headrace_core.stage import Emission, Record
 from headrace_core.state import State
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from headrace_core.registration.effects import StatusChanged
+from headrace_core.registration.items import Entity, Idle, LastError, Pending, Waiting, key, name_of, parts
 from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.store import Entity, Idle, LastError, Pending, Store, Waiting, key, name_of, parts
+from headrace_core.registration.store import Store
 from headrace_core.registration.work import Work, document
 
 

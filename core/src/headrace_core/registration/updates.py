@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from headrace_core.registration import listing
 from headrace_core.registration.effects import Updated
 from headrace_core.registration.entities import set_twin
+from headrace_core.registration.items import Entity, name_of
 from headrace_core.registration.message import Definition, read_json, same, write_json
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.status import clear_error
-from headrace_core.registration.store import Entity, Store, name_of
+from headrace_core.registration.store import Store
 from headrace_core.registration.work import Work, document, publication
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from headrace_core.registration.config import MAIN, RegistrationConfig
 from headrace_core.registration.effects import Dropped, Effect, Opened
+from headrace_core.registration.items import Entity, name_of
 from headrace_core.registration.message import MEMBERS, Message, read_json, write_json
 from headrace_core.registration.reasons import Refusal, outcome
-from headrace_core.registration.store import Entity, Store, name_of
+from headrace_core.registration.store import Store
 
 
 class Work:

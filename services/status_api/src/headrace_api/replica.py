@@ -29,7 +29,8 @@ from headrace_api.sqlite_state import SqliteState, connect
 from headrace_core.batching.keys import CLOCK
 from headrace_core.batching.stage import COUNT
 from headrace_core.changelog import MARKER_KEY
-from headrace_core.registration.store import PRIMARY, Store, sound
+from headrace_core.registration.items import PRIMARY, sound
+from headrace_core.registration.store import Store
 from headrace_core.state import Overlay
 
 FORMAT = "1"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace_core.registration.items import _plain_json, key, sound, sound_items
 from headrace_core.registration.message import read_json
-from headrace_core.registration.store import _plain_json, key, sound, sound_items
 
 CHARACTERS = st.text(st.sampled_from('"\\ a~\x7f\x1fé0129-.eE,:[]{}nulltruefas\n'), max_size=8)
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_core.registration.message import Message
-from headrace_core.registration.store import (
+from headrace_core.registration.items import (
     CLOCK,
     METADATA,
     TELEMETRY,
     Cached,
     Entity,
     Pending,
-    Store,
     derived,
     name_of,
     number,
 )
+from headrace_core.registration.message import Message
+from headrace_core.registration.store import Store
 from headrace_core.state import MemoryState, Overlay
 
 NAME = name_of("te", "device/a//")

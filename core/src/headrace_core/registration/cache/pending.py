@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from headrace_core.registration.message import Definition, Message
-from headrace_core.registration.reasons import Refusal
-from headrace_core.registration.status import end_idle, set_idle, settle
-from headrace_core.registration.store import (
+from headrace_core.registration.items import (
     METADATA,
     TELEMETRY,
     Cached,
     Pending,
-    Store,
     Waiting,
     key,
     name_of,
@@ -25,6 +21,10 @@ from headrace_core.registration.store import (
     parts,
     tally_key,
 )
+from headrace_core.registration.message import Definition, Message
+from headrace_core.registration.reasons import Refusal
+from headrace_core.registration.status import end_idle, set_idle, settle
+from headrace_core.registration.store import Store
 from headrace_core.registration.topics import Kind, Parsed
 from headrace_core.registration.work import Work
 
