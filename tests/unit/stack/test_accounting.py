@@ -217,7 +217,7 @@ def test_a_second_job_has_identities_of_its_own_and_no_part_in_the_sum():
     ("wrong", "line"),
     [
         ({"table": -1}, "archive: rows in the table = inserted"),
-        ({"rows": 1}, "archive: rows = inserted + replaced + repeated + refused"),
+        ({"rows": 1}, "archive: rows = inserted + replaced + repeated + refused + postponed"),
         ({"documents": -1}, "batches = documents of the archive"),
         ({"members_taken": 1}, "archive: members = taken + refused"),
     ],

@@ -152,9 +152,6 @@ def account(
     pending_before = before.gauges.get("registration", {}).get("pending", 0) + open_before
     writer = rise.job(WRITER)
     unwritten = found.members - writer.total("members") if writer.unread else 0
-    reasons: Counter[str] = Counter()
-    for (stage, reason), number in found.letters.items():
-        reasons[reason] += number if stage != _stage(ARCHIVE) else 0
     lines = [*_registration(rise, found, before), *_batching(rise, found, open_before), *_job(writer, found)]
     if after.archived is not None:
         lines += _job(rise.job(ARCHIVE), found)
@@ -174,7 +171,7 @@ def account(
         members=found.members,
         rows=writer.total("rows"),
         stored=writer.stored,
-        dead_letters={reason: number for reason, number in sorted(reasons.items()) if number},
+        dead_letters=_dead_letters(found),
         discarded=_discarded(rise),
         pending_before=pending_before,
         pending=rise.level("registration", "pending") + rise.level("batching", "open_members") + unwritten,
@@ -189,6 +186,14 @@ def account(
         lines=tuple(lines),
         archived=None if after.archived is None else rise.job(ARCHIVE).stored,
     )
+
+
+def _dead_letters(found: Found) -> dict[str, int]:
+    """By reason; those of the archive are the writer's again."""
+    reasons: Counter[str] = Counter()
+    for (stage, reason), number in found.letters.items():
+        reasons[reason] += number if stage != _stage(ARCHIVE) else 0
+    return {reason: number for reason, number in sorted(reasons.items()) if number}
 
 
 def latencies(found: Found, published_ms: Mapping[tuple[str, int], int], timeout_ms: int) -> list[int]:
@@ -247,7 +252,7 @@ def _job(work: Work, found: Found) -> list[Line]:
     written = of("inserted") + of("replaced") + of("repeats") + of("rows_refused") + of("rows_postponed")
     lines = [
         Line(f"{name}: members = taken + refused", of("members"), of("members_taken") + of("members_rejected")),
-        Line(f"{name}: rows = inserted + replaced + repeated + refused", of("rows"), written),
+        Line(f"{name}: rows = inserted + replaced + repeated + refused + postponed", of("rows"), written),
         Line(f"{name}: rows in the table = inserted", work.stored, of("inserted")),
     ]
     if not work.unread:
