@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from headrace_spark import exits
+from headrace_spark.jobs.process import CONNECTOR
 from headrace_spark.jobs.supervise import again
-from headrace_spark.jobs.writer import CONNECTOR
 from headrace_spark.settings import load
 from tests.support.docker import REPOSITORY
 

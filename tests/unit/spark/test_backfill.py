@@ -53,6 +53,11 @@ def test_what_it_needs_is_named(changes: dict[str, Any], field: str) -> None:
         own_settings(settings)
 
 
+def test_the_store_of_one_driver_is_no_store_for_two_jobs() -> None:
+    with pytest.raises(ConfigError, match="lease_store: must be one that the live jobs reach too"):
+        own_settings(job(backfill=given(alone=False).backfill, lease_store="embedded"))
+
+
 def test_name_and_range_make_the_ledger_key() -> None:
     base = given().backfill
     assert base.run_id("live") == given(chunk_records=7, weight=3).backfill.run_id("live")

@@ -10,7 +10,8 @@ import pytest
 from headrace_core.errors import ConfigError
 from headrace_spark.database import StateDown
 from headrace_spark.exits import CheckpointRefused, CorruptInput, Stopping
-from headrace_spark.jobs.writer import _ended, _exit_code, _Query
+from headrace_spark.jobs.process import exit_code
+from headrace_spark.jobs.writer import _ended, _Query
 from headrace_spark.losses import DataLost
 from headrace_spark.outbox import OutboxDown
 from headrace_spark.sinks.port import SinkDown
@@ -118,5 +119,5 @@ def test_an_error_without_any_word_is_a_failure_and_the_jobs_own_comes_first() -
         (RuntimeError("Traceback: headrace_spark.sinks.port.SinkDown: connection refused"), 6), (DataLost("gap"), 4),
     ],
 )  # fmt: skip
-def test_each_kind_of_error_has_its_exit_code(error: Exception, code: int) -> None:
-    assert _exit_code(error) == code
+def test_each_kind_of_error_has_itsexit_code(error: Exception, code: int) -> None:
+    assert exit_code(error) == code

@@ -22,13 +22,11 @@ from headrace_spark import audit_report, exits
 from headrace_spark.audit import Edge, Plan, receipt_ms, warm_up_ms
 from headrace_spark.audit_report import MOST_DIFFERENCES, VERDICTS, Run
 from headrace_spark.database import Database
-from headrace_spark.jobs import audit_frames, logs, submitted
+from headrace_spark.jobs import audit_frames
+from headrace_spark.jobs.process import end, run_job, session
 from headrace_spark.jobs.spans import Log, batch_frame
-from headrace_spark.jobs.writer import _end as end
-from headrace_spark.jobs.writer import _exit_code as exit_code
-from headrace_spark.jobs.writer import _session as session
 from headrace_spark.ranges import Span
-from headrace_spark.settings import Settings, load
+from headrace_spark.settings import Settings
 
 _log = structlog.get_logger("headrace_spark")
 
@@ -131,13 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="headrace audit", description="Recompute batches and compare.")
     parser.add_argument("--config", type=Path, required=True, help="the job file (TOML)")
     given = parser.parse_args(arguments)
-    logs.to_stderr()
-    try:
-        return run(load(given.config, submitted.told()))
-    except Exception as error:
-        code = exit_code(error)
-        _log.error("failed", error=str(error), exit_code=code)
-        return code
+    return run_job(given.config, run)
 
 
 if __name__ == "__main__":

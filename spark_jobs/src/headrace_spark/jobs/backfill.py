@@ -18,24 +18,21 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from headrace_core.errors import ConfigError
 from headrace_spark import exits, kafka_clients, offsets
 from headrace_spark.backfill import Cut, Cuts
 from headrace_spark.database import Database
-from headrace_spark.jobs import logs, submitted
 from headrace_spark.jobs.paths import Way, way
+from headrace_spark.jobs.process import end, metrics_server, on_signals, run_job, session
 from headrace_spark.jobs.spans import Log, batch_frame
-from headrace_spark.jobs.writer import _end as end
-from headrace_spark.jobs.writer import _exit_code as exit_code
-from headrace_spark.jobs.writer import _on_signals as on_signals
-from headrace_spark.jobs.writer import _session as session
 from headrace_spark.ledger import Ledger
 from headrace_spark.losses import Gap
 from headrace_spark.losses import check as check_losses
-from headrace_spark.metrics import Collector, MetricsServer, Progress
+from headrace_spark.metrics import MetricsServer, Progress
 from headrace_spark.outbox import KafkaOutbox
 from headrace_spark.patience import Patience
 from headrace_spark.ranges import Span, chunks
-from headrace_spark.settings import Settings, check, load
+from headrace_spark.settings import EMBEDDED, Settings, check
 from headrace_spark.sinks.port import Batch
 
 CHUNK_MS: Final = 20_000
@@ -47,6 +44,8 @@ def own_settings(settings: Settings) -> Settings:
     """The settings of the backfill as a job of its own. Raises `ConfigError`."""
     backfill = settings.backfill
     backfill.check_to_run(settings.lease_store)
+    if settings.lease_store == EMBEDDED:
+        raise ConfigError("lease_store", "must be one that the live jobs reach too; embedded is one driver's own")
     found = msgspec.structs.replace(
         settings,
         job=f"{settings.job}.{backfill.name}",
@@ -143,10 +142,9 @@ def _check(log: Log, wanted: Sequence[Span]) -> None:
 
 def _write(one: Run, left: Sequence[tuple[Batch, list[Span]]]) -> int:
     settings = one.settings
-    server = None
+    server: MetricsServer | None = None
     if settings.metrics_port is not None:
-        collector = Collector(one.ledger.totals, one.progress, settings.usable, one.way.pacer.used)
-        server = MetricsServer(collector, one.progress, settings.metrics_port)
+        server = metrics_server(settings, one.ledger, one.progress, one.way.pacer)
         server.start()
     spark = session(settings)
     try:
@@ -164,13 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="headrace backfill", description="Write a fixed range of the topics again.")
     parser.add_argument("--config", type=Path, required=True, help="the job file (TOML)")
     given = parser.parse_args(arguments)
-    logs.to_stderr()
-    try:
-        return run(load(given.config, submitted.told()))
-    except Exception as error:
-        code = exit_code(error)
-        _log.error("failed", error=str(error), exit_code=code)
-        return code
+    return run_job(given.config, run)
 
 
 if __name__ == "__main__":

@@ -55,14 +55,14 @@ def closure(roots: Iterable[str], without: Collection[str] = ()) -> dict[str, me
     left_out = SPARKS_OWN | {_normal(name) for name in without}
     found: dict[str, metadata.Distribution] = {}
     asked: set[tuple[str, str]] = set()
-    todo = [(name, "") for name in roots]
-    for name, _ in todo:
+    wanted = [(name, "") for name in roots]
+    for name, _ in wanted:
         try:
             metadata.distribution(name)
         except metadata.PackageNotFoundError:
             raise ConfigError("with", f"{name} is not installed") from None
-    while todo:
-        name, extra = todo.pop()
+    while wanted:
+        name, extra = wanted.pop()
         if _normal(name) in left_out or (_normal(name), extra) in asked:
             continue
         asked.add((_normal(name), extra))
@@ -70,7 +70,7 @@ def closure(roots: Iterable[str], without: Collection[str] = ()) -> dict[str, me
             found[_normal(name)] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        todo += _required(found[_normal(name)], extra)
+        wanted += _required(found[_normal(name)], extra)
     return found
 
 

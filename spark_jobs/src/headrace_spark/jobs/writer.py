@@ -8,37 +8,32 @@ micro-batch takes, so it falls between two of them, or after `stop_timeout_ms` i
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import structlog
 
-from headrace_core.errors import ConfigError, HeadraceError
-from headrace_spark import capacity, checkpoint, embedded, exits, kafka_clients, offsets
+from headrace_core.errors import HeadraceError
+from headrace_spark import checkpoint, embedded, exits, kafka_clients, offsets
 from headrace_spark.database import Database, StateDown
-from headrace_spark.jobs import logs, source, submitted
+from headrace_spark.jobs import source
 from headrace_spark.jobs.lane_frames import shaped
 from headrace_spark.jobs.listening import listen
 from headrace_spark.jobs.paths import way
+from headrace_spark.jobs.process import end, metrics_server, on_signals, run_job, session
 from headrace_spark.jobs.supervise import tell_pid
-from headrace_spark.leasing import Leasing
 from headrace_spark.ledger import Ledger
-from headrace_spark.losses import DataLost
-from headrace_spark.metrics import Collector, MetricsServer, Progress
+from headrace_spark.metrics import Progress
 from headrace_spark.outbox import KafkaOutbox
 from headrace_spark.patience import Patience
-from headrace_spark.settings import Settings, load
-from headrace_spark.sinks.port import Batch, SinkDown
+from headrace_spark.settings import Settings
+from headrace_spark.sinks.port import Batch
 
-CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
 _PATIENCE_MS: Final = 30_000
 _LOOK_S: Final = 0.05
 _log = structlog.get_logger("headrace_spark")
@@ -127,12 +122,6 @@ class _Job:
         mean = self.ledger.mean_cost() or settings.expected_cost_per_record
         return offsets.per_trigger(settings.usable, settings.share, settings.trigger_ms, mean, partitions)
 
-    def collector(self) -> Collector:
-        """The metrics of this process and of all before it."""
-        settings, pacer = self.settings, self.way.pacer
-        leasing = Leasing(capacity.status(settings), settings.usable)
-        return Collector(self.ledger.totals, self.progress, settings.usable, pacer.used, pacer, leasing)
-
 
 def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = False, accept_loss: bool = False) -> int:
     """Run the job until it ends or is told to stop; returns the exit code."""
@@ -153,7 +142,7 @@ def _run(settings: Settings, new_query: bool, new_checkpoint: bool, accept_loss:
         checkpoint.probe(folder)
         job.accepted = source.check(job.topics, job.ledger, folder, accept=accept_loss)
         job.way.prepare()
-        _on_signals(job.stop)
+        on_signals(job.stop)
         return _run_checked(job, folder, accept_loss)
     finally:
         job.way.stop()
@@ -173,7 +162,7 @@ def _run_checked(job: _Job, folder: Path, accept_loss: bool) -> int:
 def _run_observed(job: _Job, folder: Path) -> int:
     if job.settings.metrics_port is None:
         return _run_spark(job, folder)
-    server = MetricsServer(job.collector(), job.progress, job.settings.metrics_port, job.settings.metrics_host)
+    server = metrics_server(job.settings, job.ledger, job.progress, job.way.pacer)
     server.start()
     _log.info("metrics", port=server.port)
     try:
@@ -183,7 +172,7 @@ def _run_observed(job: _Job, folder: Path) -> int:
 
 
 def _run_spark(job: _Job, folder: Path) -> int:
-    spark = _session(job.settings)
+    spark = session(job.settings)
     try:
         listen(spark, job.progress.observe)
         again = True
@@ -193,15 +182,7 @@ def _run_spark(job: _Job, folder: Path) -> int:
         return exits.DONE
     finally:
         job.progress.running = False
-        _end(spark)
-
-
-def _end(spark: Any) -> None:
-    """Stop Spark. If its JVM is gone, this fails too, but must not hide why the job ends."""
-    try:
-        spark.stop()
-    except Exception as error:
-        _log.warning("spark did not stop", error=repr(error))
+        end(spark)
 
 
 def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
@@ -256,38 +237,6 @@ def _stop(job: _Job, query: Any) -> None:
             job.turn.release()
 
 
-def _session(settings: Settings) -> Any:
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(settings.master).appName(f"headrace-{settings.job}")
-    defaults = {
-        **({} if submitted.by_spark_submit() else {"spark.jars.packages": CONNECTOR}),
-        "spark.ui.enabled": "false",
-        "spark.speculation": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.streaming.stopTimeout": str(settings.stop_timeout_ms),
-    }
-    for name, value in {**defaults, **settings.spark}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    if session.sparkContext.uiWebUrl:
-        _log.info("spark ui", url=session.sparkContext.uiWebUrl)
-    return session
-
-
-def _on_signals(stop: threading.Event) -> None:
-    def told(number: int, _: FrameType | None) -> None:
-        _log.info("told to stop", signal=signal.Signals(number).name)
-        stop.set()
-
-    signal.signal(signal.SIGTERM, told)
-    signal.signal(signal.SIGINT, told)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns the exit code of spark-writer.md 10."""
     parser = argparse.ArgumentParser(prog="headrace_spark.jobs.writer", description="Write batches into a datastore.")
@@ -296,35 +245,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--new-checkpoint", action="store_true", help="accept another checkpoint folder")
     parser.add_argument("--accept-loss", action="store_true", help="go on without offsets that are gone, this time")
     given = parser.parse_args(arguments)
-    logs.to_stderr()
     tell_pid()
-    try:
+
+    def job(settings: Settings) -> int:
         return run(
-            load(given.config, submitted.told()),
+            settings,
             new_query=given.new_query,
             new_checkpoint=given.new_checkpoint,
             accept_loss=given.accept_loss,
         )
-    except Exception as error:
-        code = _exit_code(error)
-        _log.error("failed", error=str(error), exit_code=code)
-        return code
 
-
-def _exit_code(error: Exception) -> int:
-    match error:
-        case ConfigError():
-            return exits.CONFIGURATION
-        case DataLost():
-            return exits.DATA_LOSS
-        case exits.CheckpointRefused():
-            return exits.CHECKPOINT
-        case exits.CorruptInput():
-            return exits.CORRUPT_INPUT
-        case SinkDown():
-            return exits.SINK_DOWN
-        case _:
-            return exits.of_message(str(error))
+    return run_job(given.config, job)
 
 
 if __name__ == "__main__":
