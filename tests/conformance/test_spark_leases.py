@@ -17,7 +17,7 @@ import pytest
 from headrace.kafka import free_port
 from headrace_capacity.coordinator import Coordinator
 from headrace_spark import capacity
-from headrace_spark.jobs.writer import _exit_code
+from headrace_spark.jobs.process import exit_code
 from headrace_spark.settings import Settings, check
 from tests.support import postgres
 from tests.unit.spark.fakes import job
@@ -132,4 +132,4 @@ def test_a_job_waits_for_a_lease_store_that_is_not_there_yet(tmp_path: Path) -> 
 def test_but_not_longer_than_for_a_store_that_is_down(tmp_path: Path) -> None:
     with pytest.raises(capacity.LeaseStoreDown) as caught:
         capacity.in_driver(coordinated(tmp_path, free_port(), sink_down_max_ms=1))
-    assert _exit_code(caught.value) == 1
+    assert exit_code(caught.value) == 1
