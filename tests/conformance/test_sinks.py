@@ -6,12 +6,16 @@ import itertools
 import random
 import sqlite3
 import string
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from headrace_spark.database import Database
+from headrace_spark.ledger import Ledger
 from headrace_spark.sinks.port import Batch, Outcome, Sink, SinkDown
 from headrace_spark.sinks.postgres import PostgresSink
 from headrace_spark.sinks.sqlite import SqliteSink
@@ -38,6 +42,25 @@ def postgres_url() -> Iterator[str]:
         pytest.skip("no PostgreSQL server on this machine")
     with postgres.server() as url:
         yield url
+
+
+def test_jobs_that_start_at_once_on_a_new_database_all_find_their_tables(postgres_url: str) -> None:
+    for number in range(5):
+        with psycopg.connect(postgres_url, autocommit=True) as db:
+            db.execute(f"CREATE DATABASE fresh{number}")
+        url = postgres_url.replace("/postgres", f"/fresh{number}")
+        start = threading.Barrier(8)
+
+        def job(name: int, url: str = url, start: threading.Barrier = start) -> None:
+            ledger, sink = Ledger(Database(url), f"job{name}"), PostgresSink(url)
+            start.wait(60)
+            ledger.prepare()
+            sink.prepare()
+            ledger.remember("q", "c")
+
+        with ThreadPoolExecutor(8) as pool:
+            for ended in [pool.submit(job, name) for name in range(8)]:
+                ended.result(60)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

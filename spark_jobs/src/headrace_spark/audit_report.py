@@ -50,8 +50,7 @@ def write(
     `StateDown`."""
     totals = dict.fromkeys(VERDICTS, 0)
     with database.transaction() as at:
-        for table in _TABLES:
-            at.run(table)
+        at.make(_TABLES)
     rest = iter(sources)
     while part := list(islice(rest, _CHUNK)):
         with database.transaction() as at:

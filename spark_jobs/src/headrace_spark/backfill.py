@@ -89,7 +89,7 @@ class Cuts:
     def recorded(self, run_id: str) -> Cut | None:
         """The cut of the first start, if there was one."""
         with self._database.transaction() as at:
-            at.run(_TABLE)
+            at.make([_TABLE])
             found = at.rows("SELECT cut FROM hr_backfill WHERE run = ?", (run_id,))
         return msgspec.json.decode(found[0][0], type=Cut) if found else None
 

@@ -11,11 +11,14 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import psycopg
 
 from headrace_core.errors import ConfigError, HeadraceError
+
+PREPARING: Final = "SELECT pg_advisory_xact_lock(hashtext('headrace prepare'))"
+"""PostgreSQL: before tables are made. Two `CREATE TABLE IF NOT EXISTS` at once can fail with a unique violation."""
 
 
 class StateDown(HeadraceError):
@@ -41,6 +44,13 @@ class Transaction:
     def run(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Run one statement; returns how many rows it changed."""
         return self._cursor(statement, values).rowcount
+
+    def make(self, tables: Iterable[str]) -> None:
+        """Make the tables that are missing; jobs that start at once take turns."""
+        if self._postgres:
+            self._connection.execute(PREPARING)
+        for table in tables:
+            self.run(table)
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a query."""

@@ -156,7 +156,7 @@ class SeenDocuments:
     def prepare(self) -> None:
         """Create what is missing; harmless when repeated."""
         with self._database.transaction() as at:
-            at.run(_SEEN)
+            at.make([_SEEN])
 
     def before(self, query_id: str, batch_id: int, ids: Collection[str], now_ms: int) -> set[str]:
         """Those of `ids` that a micro-batch before this one took, within the retention."""

@@ -51,8 +51,7 @@ class Ledger:
     def prepare(self) -> None:
         """Create what is missing; harmless when repeated."""
         with self._database.transaction() as at:
-            for table in _TABLES:
-                at.run(table)
+            at.make(_TABLES)
 
     def query(self) -> tuple[str, str] | None:
         """(query id, checkpoint) of this job, None if it never ran."""

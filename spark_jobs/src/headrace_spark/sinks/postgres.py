@@ -13,6 +13,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
+from headrace_spark.database import PREPARING
 from headrace_spark.sinks.port import Batch, Outcome, SinkDown
 from headrace_spark.transforms.rows import Request
 
@@ -51,7 +52,7 @@ class PostgresSink:
 
     def prepare(self) -> None:
         with self._transaction() as db:
-            db.execute("SELECT pg_advisory_xact_lock(hashtext('headrace prepare'))")
+            db.execute(PREPARING)
             db.execute(_TABLE.format(table=self._table))
             db.execute(_OUTCOMES)
 

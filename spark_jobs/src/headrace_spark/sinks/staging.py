@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from headrace_core.errors import HeadraceError
+from headrace_spark.database import PREPARING
 from headrace_spark.faults import Faults
 from headrace_spark.pacing import Pacing
 from headrace_spark.seen import Seen
@@ -95,7 +96,7 @@ def prepare(dsn: str, table: str) -> None:
     names = {"staging": sql.Identifier(staging), "index": sql.Identifier(f"{staging}_key")}
     try:
         with psycopg.connect(dsn) as db:
-            db.execute("SELECT pg_advisory_xact_lock(hashtext('headrace prepare'))")
+            db.execute(PREPARING)
             db.execute(_TABLE.format(**names))
             db.execute(_INDEX.format(**names))
     except psycopg.OperationalError as error:
