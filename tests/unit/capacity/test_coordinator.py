@@ -63,7 +63,8 @@ def test_a_stranger_ends_its_own_connection_and_no_other(
     granted = ask(store, 1)
     with socket.create_connection((coordinator.host, coordinator.port), timeout=30) as stranger:
         stranger.sendall(bytes_)
-        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # cut off already, before this end said it was done
+            stranger.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):  # a close with something unread
             assert stranger.recv(100) == b""
     assert ask(store, 2).grants == granted.grants
