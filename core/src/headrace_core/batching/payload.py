@@ -7,18 +7,15 @@ takes another of its values), and nesting so deep that it depends on the reader 
 
 from __future__ import annotations
 
-import re
 from json import JSONDecoder
 
 import msgspec
 
 from headrace_core.batching.event_time import encoded_event_ms
 from headrace_core.batching.messages import Message
+from headrace_core.nesting import DEEPEST, is_too_deep
 
-DEEPEST = 500
-"""Levels of objects and arrays in a payload: fewer than any reader manages, which depends on who calls it."""
 PAYLOAD = msgspec.json.Decoder(dict[str, msgspec.Raw])
-STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
 encode = msgspec.json.Encoder().encode
 
 
@@ -52,17 +49,6 @@ def repeats_a_key(text: str) -> bool:
         WHOLE.decode(text)
     except RepeatedKeyError:
         return True
-    return False
-
-
-def is_too_deep(text: str) -> bool:
-    """Whether objects and arrays of a valid JSON text are nested deeper than `DEEPEST`."""
-    depth = 0
-    if text.count("{") + text.count("[") > DEEPEST:
-        for token in STRING_OR_BRACKET.findall(text):
-            depth += (token in "{[") - (token in "}]")
-            if depth > DEEPEST:
-                return True
     return False
 
 

@@ -19,7 +19,7 @@ from headrace_core.registration.documents.outputs import STAGE, Outputs
 from headrace_core.registration.effects import Effect
 from headrace_core.registration.engine import Engine
 from headrace_core.registration.items import PRIMARY, parts, sound_items
-from headrace_core.registration.message import read_json
+from headrace_core.registration.message import read_payload
 from headrace_core.registration.reasons import DISCARDED, LOST, outcome
 from headrace_core.registration.routes import ABSENT, Request
 from headrace_core.registration.store import Store
@@ -168,7 +168,7 @@ def read_request(value: bytes) -> tuple[str, Request]:
 
     `body` is the JSON value of the request's body, absent if it had none.
     """
-    read: Any = read_json(value)
+    read: Any = read_payload(value)
     if not isinstance(read, dict):
         raise ValueError("a request is an object")
     texts = [read.get(name) for name in ("method", "path", "correlation")]
