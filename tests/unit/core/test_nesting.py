@@ -1,4 +1,4 @@
-"""How deep a payload may be nested is a rule of the text, not of the reader's stack; stages and restoring agree on it."""
+"""How deep a payload may be nested is a rule of the text, not of the reader's stack; stages and restoring agree."""
 
 from __future__ import annotations
 

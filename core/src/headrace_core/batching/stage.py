@@ -56,7 +56,7 @@ class Run:
 
     def is_repeat(self, fields: Fields) -> bool:
         """Whether the id of the stage before, `stage:partition:offset:index`, is not above the highest seen."""
-        front, _, index = fields.get("id", b"").rpartition(b":")
+        front, _, index = (fields.get("id") or b"").rpartition(b":")
         key, _, offset = front.rpartition(b":")
         if not (index.isdigit() and offset.isdigit() and len(index) <= 18 and len(offset) <= 18):
             return False
@@ -157,11 +157,11 @@ class BatchingStage:
         if run.is_repeat(fields):
             counts["repeat"] += 1
             return run.batcher.tick(receipt_ms)
-        channel = fields.get("channel", b"")
+        channel = fields.get("channel") or b""
         if kind != b"data" or channel[:2] != b"m/" or channel.count(b"/") > 1:
             counts["not_measurement"] += 1
             return run.batcher.tick(receipt_ms)
-        message = readable(record.value or b"", fields.get("entity", b""), channel[2:], receipt_ms)
+        message = readable(record.value or b"", fields.get("entity") or b"", channel[2:], receipt_ms)
         if message is None:
             return run.batcher.unreadable(receipt_ms)
         outputs = run.batcher.message(message, receipt_ms)
