@@ -26,17 +26,19 @@ class RepeatedKeyError(Exception):
 def readable(payload: bytes, entity: bytes, type_: bytes, receipt_ms: int) -> Message | None:
     """The measurement in a data record, or None if source, type, payload or event time cannot be read (6.3)."""
     try:
-        source, text = entity.decode(), payload.decode()
-        members = PAYLOAD.decode(text)
+        source = entity.decode()
+        if not payload.isascii():
+            payload.decode()  # what is not decoded below must be UTF-8 as well
+        members = PAYLOAD.decode(payload)
         colons, time = len(members), members.pop("time", None)  # a key has a colon behind it
         at_ms: int | None = receipt_ms
         if time is not None:
             encoded = bytes(time)
             colons += encoded.count(b":")
             at_ms = encoded_event_ms(encoded)
-        if not source or at_ms is None or (len(text) > 2 * DEEPEST and is_too_deep(text)):
+        if not source or at_ms is None or (len(payload) > 2 * DEEPEST and is_too_deep(payload.decode())):
             return None
-        if text.count(":") != colons and repeats_a_key(text):
+        if payload.count(b":") != colons and repeats_a_key(payload.decode()):
             return None
         return Message(source, type_.decode(), at_ms, encode(members))
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError, ArithmeticError):
