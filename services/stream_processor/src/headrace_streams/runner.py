@@ -235,7 +235,14 @@ class PartitionRunner:
 
     async def _apply_part(self, records: Sequence[Record]) -> list[Sequence[Record]]:
         """Apply all, or nothing: then what it has to be cut into, in order, is returned."""
-        overlay, outgoing, applied = await self._engine(records)
+        overlay = self._overlay()
+        try:
+            return await self._apply_over(overlay, records)
+        finally:
+            overlay.release()
+
+    async def _apply_over(self, overlay: Bounded, records: Sequence[Record]) -> list[Sequence[Record]]:
+        outgoing, applied = await self._engine(overlay, records)
         if overlay.too_large and len(records) > 1:
             self.stage.forget()
             return _around(records, applied) if applied < len(records) else _halves(records)
@@ -261,26 +268,26 @@ class PartitionRunner:
         outgoing.refuse(record, size)
         return self._overlay(), outgoing
 
-    async def _engine(self, records: Sequence[Record]) -> tuple[Bounded, Outgoing, int]:
+    async def _engine(self, overlay: Bounded, records: Sequence[Record]) -> tuple[Outgoing, int]:
         """Step 2, up to a record that is to be refused; how many are before it. The engine only sees the overlay.
 
         What a stage holds back until the end of a chunk can be too large, too; then all are "before it". The loop gets
         its turn in between.
         """
-        overlay, outgoing = self._overlay(), Outgoing(self.stage.name, self._around.outlet.limits)
+        outgoing = Outgoing(self.stage.name, self._around.outlet.limits)
         turns = Turns()
         self._reached("2 engine")
         for applied, record in enumerate(records):
             before = len(outgoing.emissions)
             self.stage.apply(overlay, record, outgoing.emissions.append)
             if overlay.too_large:
-                return overlay, outgoing, applied
+                return outgoing, applied
             outgoing.check(record, before)
             if turns.over():
                 await turns.give()
                 self._reached("2 engine")
         overlay.settle()
-        return overlay, outgoing, len(records)
+        return outgoing, len(records)
 
     async def _make_durable(
         self,
