@@ -72,6 +72,11 @@ class Bounded(Overlay):
             self.too_large = max(self.too_large, size)
         Overlay.put(self, key, value)
 
+    def release(self) -> None:
+        """The chunk is over: let go of the stage. What holds back writes holds the overlay, and the overlay it: a cycle
+        that would keep the chunk's writes until the collector comes (`collector.py`)."""
+        self._held.clear()
+
 
 class Outgoing:
     """The emissions of a chunk, in order, each of which its topic takes; and how many had to be replaced."""
