@@ -67,6 +67,12 @@ class Measured:
         """Resident memory."""
         return float(psutil.Process(self.running.pid).memory_info().rss) / 1024 / 1024
 
+    @property
+    def peak_mib(self) -> float:
+        """The highest resident memory since its start, as the kernel has noted it."""
+        status = Path(f"/proc/{self.running.pid}/status").read_text()
+        return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
+
     def hold(self) -> None:
         """Stop it where it is."""
         self.running.send_signal(signal.SIGSTOP)

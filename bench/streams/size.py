@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bench.streams import traffic
-from bench.streams.process import BenchFailed, Streams
+from bench.streams.process import Streams
 from bench.streams.stages import worker
 from headrace_core.stage import Record
 
@@ -26,41 +24,15 @@ FOR_GOOD_MS = 10**9
 PART = 100_000
 
 
-@dataclass
-class Peak:
-    """The highest resident memory of a process, looked at every 0.2 s in a thread."""
-
-    process: Streams
-    mib: float = 0.0
-    _stop: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> Peak:
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        try:
-            while not self._stop.wait(0.2):
-                self.mib = max(self.mib, self.process.rss_mib)
-        except BenchFailed:
-            return  # the one who waits for the process will say so
-
-
 def size(kafka: str, folder: Path, entities: int, open_batches: int) -> dict[str, Any]:
     """Memory in MiB, registrations/s, and the restore."""
     prefix, settings = "size.", {"BATCHING": json.dumps({"timeout": FOR_GOOD_MS, "window": 0})}
     with worker(kafka, prefix, folder, "registration,batching", **settings) as ours:
         empty = ours.rss_mib
-        with Peak(ours) as peak:
-            rate = _register(ours, kafka, prefix, entities)
-            registered = ours.rss_mib
-            _open(ours, kafka, prefix, entities, open_batches)
-            full = ours.rss_mib
+        rate = _register(ours, kafka, prefix, entities)
+        registered = ours.rss_mib
+        _open(ours, kafka, prefix, entities, open_batches)
+        full, peak = ours.rss_mib, ours.peak_mib
         found = ours.metric('headrace_stage{name="open_batches"')
         assert found == open_batches, f"{found} open batches"
         ours.end(gracefully=True)
@@ -68,7 +40,7 @@ def size(kafka: str, folder: Path, entities: int, open_batches: int) -> dict[str
     return {
         "entities": entities, "open_batches": open_batches, "registrations_per_s": round(rate),
         "memory_empty_mib": round(empty), "memory_entities_mib": round(registered), "memory_full_mib": round(full),
-        "memory_peak_mib": round(peak.mib), **_restore(kafka, prefix, folder),
+        "memory_peak_mib": round(peak), **_restore(kafka, prefix, folder),
     }  # fmt: skip
 
 
@@ -109,7 +81,7 @@ def _restore(kafka: str, prefix: str, folder: Path) -> dict[str, Any]:
     log = folder / "worker.log"
     before = log.stat().st_size
     with worker(kafka, prefix, folder, "registration") as ours:
-        cpu, rss = ours.cpu_s, ours.rss_mib
+        cpu, rss, peak = ours.cpu_s, ours.rss_mib, ours.peak_mib
     lines = [json.loads(line) for line in log.read_bytes()[before:].splitlines() if b'"restored"' in line]
     ends = [datetime.fromisoformat(line["timestamp"]).timestamp() for line in lines]
     begins = [end - line["seconds"] for end, line in zip(ends, lines, strict=True)]
@@ -118,4 +90,5 @@ def _restore(kafka: str, prefix: str, folder: Path) -> dict[str, Any]:
         "restored_keys": keys, "restored_records": sum(line["records"] for line in lines),
         "restore_s": round(seconds, 2), "restore_keys_per_s": round(keys / seconds),
         "start_cpu_s": round(cpu, 2), "memory_after_restore_mib": round(rss),
+        "memory_restore_peak_mib": round(peak),
     }  # fmt: skip

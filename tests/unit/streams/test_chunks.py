@@ -11,10 +11,10 @@ import pytest
 from faust.types import TP
 
 from headrace_core.stage import Record
-from headrace_streams import chunks
+from headrace_streams import budget, chunks
 from headrace_streams.chunks import Chunk
 from headrace_streams.faults import Faults
-from headrace_streams.faust_internals import CHUNKS_UNDER_WAY, FETCHED_S, ChunkConsumer, ChunkThread, make_app
+from headrace_streams.faust_internals import FETCHED_S, ChunkConsumer, ChunkThread, make_app
 from headrace_streams.reads import Reads
 from headrace_streams.runner import PartitionRunner, Surroundings
 from headrace_streams.sizes import Limits
@@ -148,21 +148,25 @@ async def hand_over(to: ChunkConsumer, count: int, of: int, size: int) -> list[A
     return made
 
 
+def has_room(of: ChunkConsumer, tp: TP) -> bool:
+    return tp in budget.room(of._under_way(), {TP0, TP1}, 5_000).partitions
+
+
 async def test_there_is_room_for_many_small_chunks_and_for_three_large_ones(tmp_path: Path) -> None:
     one = consumer(tmp_path)
     small = await hand_over(one, 40, 10, 100)
-    assert one._has_room(TP0)
-    many = await hand_over(one, CHUNKS_UNDER_WAY, 5_000, 1)
-    assert not one._has_room(TP0)
-    assert one._has_room(TP1)
+    assert has_room(one, TP0)
+    many = await hand_over(one, budget.CHUNKS, 5_000, 1)
+    assert not has_room(one, TP0)
+    assert has_room(one, TP1)
     for message in many:
         message.acked = True
-    assert one._has_room(TP0)
+    assert has_room(one, TP0)
     large = await hand_over(one, 1, 3, 100_000)
-    assert not one._has_room(TP0)
+    assert not has_room(one, TP0)
     for message in small:
         message.acked = True
-    assert one._has_room(TP0)
+    assert has_room(one, TP0)
     assert len(large) == 1
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from headrace_core.errors import ConfigError
-from headrace_streams import collector, http, logs, stages, topics, verify
+from headrace_streams import allocator, collector, http, logs, stages, topics, verify
 from headrace_streams.producer import Outlet
 from headrace_streams.settings import StreamsSettings
 from headrace_streams.sizes import Limits
@@ -79,6 +79,7 @@ async def _until_stopped(worker: Worker, starting: asyncio.Task[None], stopping:
 def main() -> int:
     """Run; returns the exit code."""
     logs.configure()
+    allocator.bound()
     if sys.argv[1:2] == ["verify"]:
         return verify.main(sys.argv[2:])
     try:

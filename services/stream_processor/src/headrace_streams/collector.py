@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import gc
 
+from headrace_streams import allocator
+
 YOUNG = 1_000_000
 MIDDLE, OLD = 2, 2
 EVERY_S = 10.0
@@ -26,3 +28,4 @@ async def run() -> None:
     while True:
         await asyncio.sleep(EVERY_S)
         gc.collect()
+        await asyncio.to_thread(allocator.trim)

@@ -16,7 +16,8 @@ What is overridden, and where it is in Faust:
   aiokafka fetcher has one fetch a broker in flight and leaves out partitions whose records are still buffered, so the
   long poll for the drained ones holds up the others) -> long poll of 25 ms. The fetcher also asks for nothing at all
   for 100 ms while records of any partition are buffered, so one without room held up all -> for 10 ms, which is longer
-  than those with room usually need to be consumed, so that they are asked for again together.
+  than those with room usually need to be consumed, so that they are asked for again together. And responses of 8 MiB
+  instead of 50, which are there three times while they are being unpacked.
 - `faust/transport/drivers/aiokafka.py` `Consumer._new_consumer_thread` -> our thread, with the last and these:
 - `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat; `on_thread_stop`: a
   static member leaves the group too when it is told to stop, so that others take over at once.
@@ -43,17 +44,15 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
 from headrace_core.stage import Record
+from headrace_streams import budget
 
 LONG_POLL_MS = 25
 FETCHED_S = 0.01
 POLL_S = 0.05
 SOME_CLOSED_S = 0.01
 NO_ROOM_S = 0.005
-CHUNKS_UNDER_WAY = 3
-SMALL_BYTES = 256 * 1024
-"""Of one partition under way, however many chunks it is: 0.5 s of 1,000 messages/s."""
-SMALL_RECORDS, RECORD_BYTES = 500, 200
 FETCH_BYTES = 4 * 1024 * 1024
+RESPONSE_BYTES = 8 * 1024 * 1024
 LOG_APPEND_TIME = 1
 
 
@@ -105,6 +104,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
         consumer._fetch_max_wait_ms = LONG_POLL_MS
+        consumer._fetch_max_bytes = RESPONSE_BYTES
         return consumer
 
     def _fetch_on(self) -> None:
@@ -167,7 +167,7 @@ class ChunkConsumer(driver.Consumer):
         state = assigned and assigned._tp_state.get(tp)
         return {
             "position": state and state._position, "highwater": state and state.highwater,
-            "fetched": tp in consumer._fetcher._records, "unacked": len(self._under_way(tp)),
+            "fetched": tp in consumer._fetcher._records, "unacked": sum(one == tp for one, _ in self._under_way()),
             "open": tp in self._active_partitions, "paused": tp in self._paused_partitions,
             "buffered": tp in self._buffered_partitions, "flow_active": self.flow_active,
         }  # fmt: skip
@@ -176,13 +176,15 @@ class ChunkConsumer(driver.Consumer):
         if not self.flow_active:
             await self.wait(self.can_resume_flow)
         await self._read_passed_over()
-        active = self._get_active_partitions()
-        open_tps = {tp for tp in active if self._has_room(tp)}
-        if not open_tps:
+        active = self._restored()
+        room = budget.room(self._under_way(), active, self.app.conf.broker_max_poll_records)
+        if not room.partitions:
             await self.sleep(NO_ROOM_S)
             return
         generation = self.app.consumer_generation_id
-        fetched = await self._getmany(open_tps, min(timeout, POLL_S if len(open_tps) == len(active) else SOME_CLOSED_S))
+        self._thread._ensure_consumer()._max_poll_records = room.records
+        some_closed = len(room.partitions) < len(active)
+        fetched = await self._getmany(room.partitions, min(timeout, SOME_CLOSED_S if some_closed else POLL_S))
         for tp, records in (fetched or {}).items():
             if self.should_stop or not self.flow_active or self.app.consumer_generation_id != generation:
                 self._passed_over.update(TP(tp.topic, tp.partition) for tp in fetched)
@@ -203,21 +205,21 @@ class ChunkConsumer(driver.Consumer):
             with contextlib.suppress(IllegalStateError):
                 await self.seek_wait({tp: offset})
 
-    def _has_room(self, tp: TP) -> bool:
-        if self._markers.next_offset(tp.topic, tp.partition) is None:
-            return False
-        under_way = self._under_way(tp)
-        return len(under_way) < CHUNKS_UNDER_WAY or sum(under_way) < SMALL_BYTES
+    def _restored(self) -> set[TP]:
+        return {
+            tp for tp in self._get_active_partitions() if self._markers.next_offset(tp.topic, tp.partition) is not None
+        }
 
-    def _under_way(self, tp: TP) -> list[int]:
-        """Sizes of the chunks handed over and not acknowledged, in bytes."""
-        return [m.serialized_value_size for m in list(self._unacked_messages) if m.tp == tp and not m.acked]
+    def _under_way(self) -> list[tuple[TP, int]]:
+        """Partition and weight of the chunks that are not acknowledged."""
+        return [(message.tp, message.serialized_value_size) for message in list(self._unacked_messages)
+                if not message.acked]  # fmt: skip
 
     def _chunk_message(self, tp: TP, records: Sequence[Record]) -> ConsumerMessage:
         last = records[-1]
         return ConsumerMessage(
             tp.topic, tp.partition, last.offset, last.append_ms / 1000, LOG_APPEND_TIME, (), None, records, None, 0,
-            _size(records), tp, generation_id=self.app.consumer_generation_id,
+            budget.weight(records), tp, generation_id=self.app.consumer_generation_id,
         )  # fmt: skip
 
     async def _add_gap(self, *_: Any) -> None:
@@ -236,13 +238,6 @@ class ChunkConsumer(driver.Consumer):
         for tp in self.assignment():
             if (offset := self._markers.next_offset(tp.topic, tp.partition)) is not None:
                 await self.go_to(tp, offset)
-
-
-def _size(records: Sequence[Record]) -> int:
-    """About the bytes of a chunk; of one that is not small, the most that a fetch brings."""
-    if len(records) > SMALL_RECORDS:
-        return FETCH_BYTES
-    return sum(len(record.value or b"") + RECORD_BYTES for record in records)
 
 
 class ChunkTransport(driver.Transport):

@@ -24,6 +24,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -33,8 +34,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from headrace_core.changelog import MARKER_KEY, ChangelogError, Marker, source_of
 from headrace_core.stage import Stage
 from headrace_core.state import Item
-from headrace_streams.faust_internals import unpack_at_once
-from headrace_streams.store import META_FAMILY, WRITE_BATCH_RECORDS, Position, RocksState
+from headrace_streams.bulk import Logged, read_batches
+from headrace_streams.store import META_FAMILY, WRITE_BATCH_RECORDS, Position, RocksState, new_batch
 from headrace_streams.transactions import end_offset
 from headrace_streams.turns import Turns
 
@@ -42,6 +43,7 @@ log = structlog.get_logger(__name__)
 
 FETCH_BYTES = 4 * 1024 * 1024
 POLL_RECORDS = 5_000
+SLICE = 500
 STUCK_S = 60.0
 
 
@@ -66,39 +68,47 @@ class Loader:
         self._before = start.marker
         self._expected = start.changelog
         self._whole = start.changelog > 0
-        self._batch: dict[bytes, bytes | None] = {}
+        self._batch = new_batch()
 
     @property
     def marker(self) -> Marker:
         """The newest marker that was read, or the database's own."""
         return self._before if self._marker is None else msgspec.json.decode(self._marker, type=Marker)
 
-    def take(self, records: Sequence[Any], end: int) -> None:
+    def take(self, records: Sequence[Logged], end: int) -> None:
         """Take records below the offset `end`. Raises Holes if the database is of use only without them."""
-        newest, contained, batch, late = self._newest, self._contained, self._batch, self.late
-        for record in records:
-            if record.offset >= end:
-                break
-            if record.offset != self._expected and self._whole:
-                raise Holes
-            self._expected = record.offset + 1
-            self.records += 1
-            source = source_of(record.headers)
-            if source <= contained:
-                continue
-            key, value = record.key, record.value
-            if source < newest:
-                if key != MARKER_KEY and source >= late.get(key, (-1, None))[0]:
+        records = self._below(records, end)
+        newest, contained, late, batch = self._newest, self._contained, self.late, self._batch
+        put, delete, known, source = batch.put, batch.delete, None, -1
+        for _, key, value, headers in records:
+            if headers != known:
+                known, source = headers, source_of(headers)
+            if source < newest or source <= contained:
+                if source > contained and key != MARKER_KEY and source >= late.get(key, (-1, None))[0]:
                     late[key] = (source, value)
                 continue
             newest = source
-            if key != MARKER_KEY:
-                batch[key] = value
-            elif value is not None:
-                self._marker = value
+            if key == MARKER_KEY:
+                self._marker = value or self._marker
+            elif value is None:
+                delete(key)
+            else:
+                put(key, value)
         self._newest = newest
         if len(batch) >= WRITE_BATCH_RECORDS:
             self.flush()
+
+    def _below(self, records: Sequence[Logged], end: int) -> Sequence[Logged]:
+        """Those below `end`, counted. Raises Holes."""
+        if records and records[-1][0] >= end:
+            records = [record for record in records if record[0] < end]
+        if records:
+            first, last = records[0][0], records[-1][0]
+            if self._whole and (first != self._expected or last - first + 1 != len(records)):
+                raise Holes
+            self._expected = last + 1
+            self.records += len(records)
+        return records
 
     def ended(self, end: int) -> None:
         """All was read. A hole of one offset at the end is that of a transaction's end."""
@@ -106,22 +116,22 @@ class Loader:
             raise Holes
         self.flush()
 
-    def recheck(self, records: Sequence[Any], end: int) -> None:
+    def recheck(self, records: Sequence[Logged], end: int) -> None:
         """Second reading: a late value is dropped if its key has a newer one."""
-        for record in records:
-            if record.offset < end and record.key in self.late and source_of(record.headers) > self.late[record.key][0]:
-                del self.late[record.key]
+        for offset, key, _, headers in records:
+            if offset < end and key in self.late and source_of(headers) > self.late[key][0]:
+                del self.late[key]
 
     def flush(self) -> None:
         """Write what has been taken."""
-        self._state.load(self._batch)
         self.keys += len(self._batch)
-        self._batch.clear()
+        self._state.write(self._batch)
+        self._batch = new_batch()
 
     def flush_late(self) -> None:
         """Write the late values that are left."""
-        self._batch.update((key, value) for key, (_, value) in self.late.items())
-        self.flush()
+        self.keys += len(self.late)
+        self._state.load({key: value for key, (_, value) in self.late.items()})
 
 
 class Changelog:
@@ -150,6 +160,15 @@ class Changelog:
                 raise ChangelogError(f"{tp}: no progress at {await consumer.position(tp)} of {end}")
 
 
+class Batched(Changelog):
+    """A changelog whose consumer hands over batches (`bulk.py`)."""
+
+    async def read(self, start: int, end: int) -> AsyncIterator[Sequence[Logged]]:
+        async for batches in super().read(start, end):
+            for batch in batches:
+                yield batch
+
+
 def changelog_consumer(bootstrap: str) -> AIOKafkaConsumer:
     """A consumer of what is committed, for reading in bulk."""
     return AIOKafkaConsumer(
@@ -164,10 +183,10 @@ async def reading(bootstrap: str, tp: TopicPartition) -> AsyncIterator[Changelog
     """A reader of what is committed."""
     consumer = changelog_consumer(bootstrap)
     await consumer.start()
-    unpack_at_once(consumer)
+    read_batches(consumer)
     try:
         consumer.assign([tp])
-        yield Changelog(consumer, tp)
+        yield Batched(consumer, tp)
     finally:
         await consumer.stop()
 
@@ -222,8 +241,10 @@ async def rederive(state: RocksState, stage: Stage) -> None:
     made, turns = Derived(state), Turns()
     derive, written = stage.derive, made.written
     for family in sorted(primary):
-        for key, value in state.scan(bytes([family]), bytes([family + 1])):
-            derive(made, key, value)
+        items = state.sweep(bytes([family]), bytes([family + 1]))
+        while some := list(islice(items, SLICE)):
+            for key, value in some:
+                derive(made, key, value)
             if len(written) >= WRITE_BATCH_RECORDS:
                 made.flush()
             if turns.over():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 import time
@@ -116,7 +117,7 @@ class Worker:
         if runner is None:
             event.ack()
         else:
-            runner.submit(Chunk(event.value, event.ack))
+            runner.submit(Chunk(event.value, functools.partial(_done_with, event)))
 
     async def _seek(self, topic: str, partition: int, offset: int) -> None:
         await self.app.consumer.go_to(TP(topic, partition), offset)
@@ -137,6 +138,12 @@ class Worker:
     async def _close(self, keys: list[tuple[str, int]]) -> None:
         runners = [self.runners.pop(key) for key in keys if key in self.runners]
         await asyncio.gather(*(runner.close() for runner in runners))
+
+
+def _done_with(event: Any) -> None:
+    """Acknowledge. Whoever still holds on to the last event of a partition holds on to no records."""
+    event.value.clear()
+    event.ack()
 
 
 def _tp(runner: PartitionRunner) -> Any:
