@@ -51,12 +51,13 @@ class Ticker:
 
     def _needs_tick(self, runner: PartitionRunner, now: float) -> bool:
         return (
-            runner.idle
+            runner.spec.rooted
+            and runner.idle
             and runner.state is not None
             and now - runner.moved_at >= self._interval_s
             and self._worker.lag(runner) == 0
             and wants_tick(
-                runner.stage, runner.state, _log_ms(runner.state.position.marker.clock, now - runner.moved_at)
+                runner.stage, runner.state, log_ms(runner.state.position.marker.clock, now - runner.moved_at)
             )
         )
 
@@ -69,5 +70,6 @@ def wants_tick(stage: Stage, state: State, log_ms: int) -> bool:
     return due_ms is not None and due_ms <= log_ms
 
 
-def _log_ms(marker_ms: int, since_s: float) -> int:
+def log_ms(marker_ms: int, since_s: float) -> int:
+    """What the log's clock is taken to be, `since_s` after the marker moved."""
     return max(marker_ms + int(since_s * 1000), int(time.time() * 1000))
