@@ -45,14 +45,13 @@ class Ticker:
 
     async def _round(self, now: float) -> None:
         runners = list(self._worker.runners.values())
-        for partition in sorted({r.partition for r in runners if self._needs_tick(r, now)}):
+        for partition in sorted({r.partition for r in runners if r.spec.rooted and self._needs_tick(r, now)}):
             await self._outlet.tick(partition)
             self.written[partition] += 1
 
     def _needs_tick(self, runner: PartitionRunner, now: float) -> bool:
         return (
-            runner.spec.rooted
-            and runner.idle
+            runner.idle
             and runner.state is not None
             and now - runner.moved_at >= self._interval_s
             and self._worker.lag(runner) == 0
