@@ -156,7 +156,7 @@ def test_records_leave_when_they_are_due_in_order_and_once(worker: StreamsWorker
     assert not (worker.data_dir / "registration").exists()
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(15, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(15, marks=pytest.mark.soak)])
 def test_kills_and_deleted_databases_lose_nothing_and_repeat_only_byte_equal(
     worker: StreamsWorker, rounds: int
 ) -> None:
@@ -183,3 +183,27 @@ def test_kills_and_deleted_databases_lose_nothing_and_repeat_only_byte_equal(
     worker.start().wait_ready()
     assert worker.terminate() == 0
     assert worker.snapshot("timeline.retries") == before
+
+
+def test_what_a_killed_worker_had_is_released_by_the_other(
+    worker: StreamsWorker, kafka: str, topic_prefix: str, tmp_path: Path
+) -> None:
+    make_source(worker)
+    source = Source(worker)
+    other = StreamsWorker(kafka, topic_prefix, tmp_path / "other", tmp_path / "other.log", stages="")
+    other.settings |= {"TIMELINES": json.dumps(TIMELINES)}
+    try:
+        worker.start().wait_ready()
+        other.start().wait_ready()
+        now = int(time.time() * 1000)
+        for number in range(90):
+            source.write(number % SOURCES, deliver_at=now + 60 * number)
+        source.flush()
+        until(lambda: len(source.due) // 10 <= len(read(worker, "job.again")), f"some, see {worker.log}")
+        worker.kill()
+        total = len(source.due)
+        until(lambda: gauge(other, "timeline.retries", "emitted") == total, f"all released, see {other.log}", 120)
+        assert other.terminate() == 0
+    finally:
+        other.end()
+    assert_in_time_and_order(source, released(worker))

@@ -11,7 +11,7 @@ from headrace_core.timeline.source import SourceStage
 from headrace_core.timeline.stage import TimelineStage
 from headrace_streams.settings import StreamsSettings
 from headrace_streams.stages import StageSpec, load
-from headrace_streams.topics import topic_config, wanted
+from headrace_streams.topics import TopicError, _check, topic_config, wanted
 
 BUFFER = {"source": "job.retry", "target": "job.again", "delay_ms": 1000}
 
@@ -92,3 +92,13 @@ def test_no_topic_has_two_readers(timelines: dict[str, Any], stages: str) -> Non
 def test_a_worker_has_something_to_do() -> None:
     with pytest.raises(ConfigError, match="names no stage"):
         loaded({})
+
+
+def test_a_topic_that_is_there_with_other_partitions_is_named() -> None:
+    timeline, source = loaded({"r": {"partitions": 4, "buffer": BUFFER}})
+    found = {f"p.{name}": 4 for name in wanted([timeline, source])}
+    _check("p.", [timeline], found, 4)
+    _check("p.", [timeline], found | {"p.job.again": 9, "p.replies": 1}, 4)
+    for name, spec in (("timeline.r.commands", timeline), ("timeline.r.in.changelog", source)):
+        with pytest.raises(TopicError, match=rf"p\.{name} has 3 partitions, {spec.name} needs 4"):
+            _check("p.", [spec], found | {f"p.{name}": 3}, 4)

@@ -120,4 +120,4 @@ class TimelineOwner:
 
 def _pause_s(early: int) -> float:
     """How long a partition is silent before a tick: 5 ms; after early ones 5, 10, 20 and so on to 100 ms."""
-    return min(LONGEST_PAUSE_S, IDLE_S * 2 ** min(16, max(0, early - 1)))
+    return min(LONGEST_PAUSE_S, IDLE_S * (1 << min(16, max(0, early - 1))))
