@@ -39,7 +39,7 @@ def record_size(emission: Emission) -> int:
     """Upper estimate, in bytes, of the emission within a record batch."""
     size = RECORD_OVERHEAD + len(emission.key or b"") + len(emission.value or b"")
     for name, value in emission.headers:
-        size += len(name) + len(value) + HEADER_OVERHEAD
+        size += len(name) + len(value or b"") + HEADER_OVERHEAD
     return size
 
 
