@@ -58,7 +58,11 @@ def load(settings: StreamsSettings) -> list[StageSpec]:
     """The stages of the settings. Raises ConfigError if one is unknown, its settings are wrong, or there is none."""
     if not settings.stage_names:
         raise ConfigError("stages", "names no stage")
-    return [_load_one(name, settings) for name in settings.stage_names]
+    specs = [_load_one(name, settings) for name in settings.stage_names]
+    for members, what in (([spec.name for spec in specs], "stage"), ([spec.input for spec in specs], "input")):
+        if twice := next((one for one in members if members.count(one) > 1), None):
+            raise ConfigError("stages", f"two with the {what} {twice!r}")
+    return specs
 
 
 def _load_one(name: str, settings: StreamsSettings) -> StageSpec:
