@@ -96,7 +96,7 @@ def test_messages_arrive_with_headers_and_in_order(bridge: BridgeProcess, device
     assert len(records) == 602
 
 
-@pytest.mark.parametrize("how", [pytest.param("paused", marks=pytest.mark.soak), "killed"])
+@pytest.mark.parametrize("how", [pytest.param("paused", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]), "killed"])
 def test_kafka_away_loses_nothing_and_stays_connected(mqtt: MqttBroker, tmp_path: Path, how: str) -> None:
     server = KafkaServer(tmp_path / "kafka", heap="384m").start()
     device = Publisher(mqtt.port)

@@ -81,6 +81,7 @@ def test_kill_9_at_random(bridge: BridgeProcess, mqtt: MqttBroker, qos: int) -> 
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("qos", [1, 2])
 def test_kill_9_at_random_20_times(bridge: BridgeProcess, mqtt: MqttBroker, qos: int) -> None:
     kills_lose_nothing(bridge, mqtt, qos, 20)

@@ -57,6 +57,7 @@ def test_it_recovers_and_nothing_is_lost(bridge: BridgeProcess, proxy: Proxy, mq
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_recovers_20_times(bridge: BridgeProcess, proxy: Proxy, mqtt: MqttBroker, fault: str) -> None:
     faults_lose_nothing(bridge, proxy, mqtt, FAULTS[fault], 20)

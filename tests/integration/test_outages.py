@@ -56,7 +56,7 @@ def test_a_worker_outlives_restarts_of_the_broker_under_load(broker: KafkaServer
     assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total)
 
 
-@pytest.mark.parametrize("away_s", [8, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("away_s", [8, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_after_an_outage_a_worker_goes_on_by_itself_in_bounded_memory(
     broker: KafkaServer, worker: StreamsWorker, away_s: int
 ) -> None:

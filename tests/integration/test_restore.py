@@ -63,7 +63,7 @@ def value_of(number: int) -> bytes:
     return (number % 1_000).to_bytes(8, "big")
 
 
-@pytest.mark.parametrize("keys", [50_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("keys", [50_000, pytest.param(1_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 async def test_a_restored_state_equals_what_was_logged(
     kafka: str, topic_prefix: str, tmp_path: Path, keys: int
 ) -> None:

@@ -186,7 +186,13 @@ def test_an_input_whose_time_is_not_the_brokers_is_refused(worker: StreamsWorker
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(3, marks=pytest.mark.soak), 7, 4, pytest.param(5, marks=pytest.mark.soak)]
+    "step",
+    [
+        pytest.param(3, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+        7,
+        4,
+        pytest.param(5, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
 )
 def test_one_record_whose_mutations_do_not_fit_one_batch_is_there_whole_or_not_at_all(
     worker: StreamsWorker, step: int
@@ -229,7 +235,7 @@ def test_ticks_come_while_something_waits_and_end_with_it(worker: StreamsWorker)
     assert worker.metric('headrace_stage{name="ticks"') <= ticks + 1
 
 
-@pytest.mark.parametrize("flood", [50_000, pytest.param(500_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("flood", [50_000, pytest.param(500_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_a_root_with_10000_times_the_traffic_does_not_hold_up_another(worker: StreamsWorker, flood: int) -> None:
     """Judged by how much of the flood was put out while a quiet record waited, not by time."""
     quiet, raw = flood // 10_000, worker.prefix + "raw"

@@ -64,10 +64,10 @@ def applied(workers: list[StreamsWorker]) -> int:
     ("count", "kills", "total"),
     [
         (3, 2, SHORT),
-        pytest.param(1, 0, LONG, marks=pytest.mark.soak),
-        pytest.param(3, 0, LONG, marks=pytest.mark.soak),
-        pytest.param(1, 15, LONG, marks=pytest.mark.soak),
-        pytest.param(3, 15, LONG, marks=pytest.mark.soak),
+        pytest.param(1, 0, LONG, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+        pytest.param(3, 0, LONG, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+        pytest.param(1, 15, LONG, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+        pytest.param(3, 15, LONG, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
 def test_any_number_of_workers_with_or_without_kills_puts_out_what_the_stage_does(

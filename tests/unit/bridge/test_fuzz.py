@@ -174,6 +174,7 @@ def test_damaged_streams_in_any_pieces(seed: int) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @settings(max_examples=1_000, deadline=None)
 @given(st.integers(0, 2**64))
 def test_a_million_damaged_streams(seed: int) -> None:

@@ -78,6 +78,12 @@ async def _until_stopped(worker: Worker, starting: asyncio.Task[None], stopping:
             continue
 
 
+def in_one_line(error: ValidationError) -> str:
+    """What is wrong, each with the field's name."""
+    found = error.errors(include_input=False, include_url=False)
+    return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in found)
+
+
 def main() -> int:
     """Run; returns the exit code."""
     logs.configure()
@@ -86,7 +92,10 @@ def main() -> int:
         return verify.main(sys.argv[2:])
     try:
         settings = StreamsSettings()
-    except (ValidationError, SettingsError) as error:
+    except ValidationError as error:
+        log.critical("wrong setting", error=in_one_line(error))
+        return START_FAILED
+    except SettingsError as error:
         log.critical("wrong setting", error=str(error))
         return START_FAILED
     try:

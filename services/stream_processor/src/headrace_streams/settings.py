@@ -14,8 +14,8 @@ class StreamsSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="HEADRACE_STREAMS_", frozen=True)
 
-    kafka: str = "127.0.0.1:9092"
-    prefix: str = "headrace."
+    kafka: str = Field(default="127.0.0.1:9092", pattern=r"^[^,/\s]+(\s*,\s*[^,/\s]+)*$", description="host:port, ...")
+    prefix: str = Field(default="headrace.", pattern=r"^[A-Za-z0-9._-]{0,100}$")
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8082, ge=0, le=65535)
     data_dir: Path = Path("data/streams")
@@ -33,7 +33,9 @@ class StreamsSettings(BaseSettings):
     session_timeout_s: float = Field(default=12.0, ge=6.0, le=60.0)
     tick_interval_ms: int = Field(default=500, ge=10)
     stall_s: float = Field(default=60.0, gt=0, description="lag and no progress for so long: exit")
-    fault: str = Field(default="", description="tests: `step:count` ends the process there")
+    fault: str = Field(
+        default="", pattern=r"^([2-7]:[1-9]\d*)?$", description="tests: `step:count` ends the process there"
+    )
 
     @property
     def stage_names(self) -> list[str]:

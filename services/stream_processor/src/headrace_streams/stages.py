@@ -76,6 +76,9 @@ def load(settings: StreamsSettings) -> list[StageSpec]:
     specs = [_load_one(name, settings) for name in settings.stage_names if name not in own] + timelines
     if not specs:
         raise ConfigError("stages", "names no stage")
+    names = [spec.name for spec in specs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError("stages", f"two with the stage {twice!r}")
     readers: dict[str, StageSpec] = {}
     for spec in specs:
         if (other := readers.setdefault(spec.input, spec)) is not spec:
