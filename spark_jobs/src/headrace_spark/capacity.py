@@ -47,7 +47,7 @@ def in_driver(settings: Settings) -> Pacer:
     """Pacing of a job of which only the driver sends (path `direct`, mode `lanes`)."""
     if settings.lease_store:
         return _leased(settings)
-    return Pacer(ProvisionedResource(_share(settings)), settings.headroom)
+    return Pacer(ProvisionedResource(settings.share_units), settings.headroom)
 
 
 def in_every_process(settings: Settings) -> Callable[[], Pacing]:
@@ -101,16 +101,9 @@ def _made_known(resource: SharedResource) -> None:
         raise LeaseStoreDown(str(error)) from error
 
 
-def _share(settings: Settings) -> int:
-    """Units per second that the job may ever take of the capacity."""
-    return settings.capacity * round(settings.max_share * 1000) // 1000
-
-
 def _most(settings: Settings) -> int:
-    """What this process may want: whole partitions, at least one. The Python workers share it; the driver merges when
-    they have ended."""
+    """What this process may want: whole partitions. The Python workers share what the job may take; the driver merges
+    when they have ended."""
     from pyspark import TaskContext
 
-    processes = 1 if TaskContext.get() is None else settings.tasks_at_once
-    worth = settings.partition_worth
-    return max(1, _share(settings) // processes // worth) * worth
+    return settings.share_units if TaskContext.get() is None else settings.task_units
