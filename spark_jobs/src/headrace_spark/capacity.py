@@ -47,7 +47,7 @@ def in_driver(settings: Settings) -> Pacer:
     """Pacing of a job of which only the driver sends (path `direct`, mode `lanes`)."""
     if settings.lease_store:
         return _leased(settings)
-    return Pacer(ProvisionedResource(settings.share_units), settings.headroom)
+    return Pacer(ProvisionedResource(_share(settings)), settings.headroom)
 
 
 def in_every_process(settings: Settings) -> Callable[[], Pacing]:
@@ -99,6 +99,11 @@ def _made_known(resource: SharedResource) -> None:
         resource.start()
     except LeaseStoreUnavailable as error:
         raise LeaseStoreDown(str(error)) from error
+
+
+def _share(settings: Settings) -> int:
+    """Units per second that the job may ever take of the capacity."""
+    return settings.share_units
 
 
 def _most(settings: Settings) -> int:

@@ -21,6 +21,7 @@ from headrace_spark.database import is_postgres
 from headrace_spark.transforms.costs import Cost, Dearest, cost
 from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
 from headrace_spark.values import EMBEDDED as EMBEDDED
+from headrace_spark.values import dsn as _dsn
 from headrace_spark.values import require as _require
 
 CHUNK_ROWS: Final = 1000
@@ -181,16 +182,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def share_units(self) -> int:
         """Units per second that the job may ever take of the capacity. What is leased is whole partitions."""
         found, worth = self.capacity * round(self.max_share * 1000) // 1000, self.partition_worth
-        return found // worth * worth if self._shares else found
+        return found // worth * worth if self.shares else found
 
     @property
     def task_units(self) -> int:
         """The part of it that one Python worker may take: all of them send at one time."""
         worth = self.partition_worth
-        return self.share_units // self.tasks_at_once // worth * worth if self._shares else self.share_units
+        return self.share_units // self.tasks_at_once // worth * worth if self.shares else self.share_units
 
     @property
-    def _shares(self) -> bool:
+    def shares(self) -> bool:
+        """Whether the job leases, and may not take all of the capacity."""
         return bool(self.lease_store) and self.max_share < 1
 
     @property
@@ -252,13 +254,13 @@ def load(path: Path, told: Mapping[str, str] = MappingProxyType({})) -> Settings
 def check(found: Settings) -> None:
     """Raise `ConfigError` for the first field that cannot work."""
     values.check(found)
-    values.dsn("state_dsn", found.state_dsn)
+    _dsn("state_dsn", found.state_dsn)
     if found.mode == "lanes":
         _lanes(found)
     elif destinations.known(found.sink):
         destinations.check(found)
     else:
-        values.dsn("sink", found.sink)
+        _dsn("sink", found.sink)
     learns = destinations.answers(found) or not found.cost_of.learned
     _require(learns, "cost", "must not be learned(...) for a sink that tells no charge")
     _require(not (found.stage_cost and found.stage_cost_of.learned), "stage_cost", "must not be learned(...)")
