@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,6 +30,8 @@ pytestmark = pytest.mark.timeout(600)
 SECONDS = int(os.environ.get("HEADRACE_NEVER_OVER_S", "30"))
 PROCESSES = int(os.environ.get("HEADRACE_NEVER_OVER_PROCESSES", "4"))
 CONTROL_S = 25
+FOUND_S = 240
+"""A broken build is given so long to be found: on a loaded machine its processes hardly run."""
 LARGE = 1_500
 
 
@@ -64,7 +66,7 @@ class PostgresUnderFire:
         self.restart = restart
 
     def delay(self) -> None:
-        with psycopg.connect(self.address) as connection:
+        with suppress(psycopg.Error), psycopg.connect(self.address) as connection:  # the table may not be there yet
             connection.execute("SELECT resource FROM hr_lease FOR UPDATE")
             time.sleep(self.rng.uniform(0, 2))
 
@@ -90,12 +92,12 @@ def under_fire(folder: Path, opened: Callable[[], Any], seed: int) -> list[tuple
     with opened() as store:
         spenders = Spenders(folder, store.address, store.token, seed)
         things = [spenders.kill, spenders.stop_one, spenders.stop_one, store.delay, store.cut]
-        rng, ends = Random(seed), time.monotonic() + SECONDS
-        restart_at = time.monotonic() + SECONDS * 0.4
+        rng = Random(seed)
         try:
             for _ in range(PROCESSES):
                 spenders.start(wall_s=rng.choice((-3600, 0, 3600)))
-            time.sleep(5)
+            spenders.until_spending()
+            ends, restart_at = time.monotonic() + SECONDS, time.monotonic() + SECONDS * 0.4
             while time.monotonic() < ends:
                 rng.choice(things)()
                 spenders.follow()
@@ -120,16 +122,27 @@ def late_reply(folder: Path, build: str) -> list[tuple[int, int, int]]:
 
 
 def _undisturbed(folder: Path, plans: list[dict[str, Any]], pause_s: float = 0) -> list[tuple[int, int, int]]:
+    """A build that is to be found broken runs until it is, and a whole one as long as such a build usually does."""
+    broken = any(plan.get("build") for plan in plans)
     store = Coordinator(TOKEN, cold=True).start()
     spenders = Spenders(folder, store.address, TOKEN, 0)
+
+    def found() -> bool:
+        return broken and judged(spenders.spent())[0] > LIMIT
+
+    gives_up = time.monotonic() + (FOUND_S if broken else 0)
     try:
-        for plan in plans:
-            spenders.start(**plan)
-            time.sleep(pause_s)
-        ends = time.monotonic() + CONTROL_S
-        while time.monotonic() < ends:
-            spenders.follow()
-            time.sleep(0.2)
+        while True:
+            for plan in plans:
+                spenders.start(**plan)
+                time.sleep(pause_s)
+            ends = time.monotonic() + CONTROL_S
+            while time.monotonic() < ends and not found():
+                spenders.follow()
+                time.sleep(0.5)
+            if found() or time.monotonic() >= gives_up:
+                break
+            spenders.end()  # what shows it happens once in such a process: others get another chance
     finally:
         spenders.end()
         store.stop()

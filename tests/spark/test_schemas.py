@@ -12,6 +12,7 @@ import pytest
 from headrace.java import java
 from headrace_schemas import examples, spark_schema
 from headrace_schemas.spark_types import NAMES
+from headrace_spark.jobs import process
 from headrace_spark.transforms.decode import decode
 from headrace_spark.transforms.measurements import measurements
 
@@ -67,3 +68,27 @@ def test_spark_and_the_writer_read_the_same_measurements(spark: Any) -> None:
         again = measurements(decode(json.dumps(row).encode(), 1_000_000))
         assert again.measurements == taken.measurements
         assert len(row["members"]) == taken.members
+
+
+def test_sparks_plans_show_no_secret_of_the_kafka_options(spark: Any) -> None:
+    """The web page and the event log have the plans of a query, with the options of its source (spark-writer.md 12)."""
+    secrets = {
+        "kafka.ssl.keystore.key": "-----BEGIN PRIVATE KEY----- Waldkauz",
+        "kafka.sasl.jaas.config": 'OAuthBearerLoginModule required clientId="a" clientSecret="Steinkauz";',
+        "kafka.ssl.truststore.certificates": "public",
+    }
+
+    def plan() -> str:
+        frame = spark.readStream.format("rate").options(**secrets).load()
+        return str(frame._jdf.queryExecution().toString())
+
+    name = "spark.sql.redaction.options.regex"
+    assert "Waldkauz" in plan(), "what Spark does by itself"
+    before = spark.conf.get(name)
+    spark.conf.set(name, process.REDACTED)
+    try:
+        shown = plan()
+    finally:
+        spark.conf.set(name, before)
+    assert "kauz" not in shown
+    assert "public" in shown

@@ -67,6 +67,14 @@ class Spenders:
                 del self.stopped[process.pid]
             assert process.poll() is None, b"".join(each.read_bytes() for each in self.folder.glob("*.err"))
 
+    def until_spending(self, seconds: float = 240) -> None:
+        """Wait for the first dispatch: on a loaded machine processes take long to start. Raises AssertionError."""
+        deadline = time.monotonic() + seconds
+        while not self.spent():
+            self.follow()
+            assert time.monotonic() < deadline, "nothing was spent"
+            time.sleep(0.1)
+
     def end(self) -> None:
         for process in list(self.running):
             self._end(process)

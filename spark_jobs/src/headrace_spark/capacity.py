@@ -103,14 +103,12 @@ def _made_known(resource: SharedResource) -> None:
 
 def _share(settings: Settings) -> int:
     """Units per second that the job may ever take of the capacity."""
-    return settings.capacity * round(settings.max_share * 1000) // 1000
+    return settings.share_units
 
 
 def _most(settings: Settings) -> int:
-    """What this process may want: whole partitions, at least one. The Python workers share it; the driver merges when
-    they have ended."""
+    """What this process may want: whole partitions. The Python workers share what the job may take; the driver merges
+    when they have ended."""
     from pyspark import TaskContext
 
-    processes = 1 if TaskContext.get() is None else settings.tasks_at_once
-    worth = settings.partition_worth
-    return max(1, _share(settings) // processes // worth) * worth
+    return settings.share_units if TaskContext.get() is None else settings.task_units

@@ -22,11 +22,27 @@ SPARK: Final = "spark"
 _REFERENCE: Final = re.compile(r"\$\{(env|file):([^}]+)\}")
 
 
+_PASSWORD: Final = re.compile(r"(://[^\s/@:]*):[^\s/@]+@")
+_SHORT: Final = 4
+"""A shorter text is no secret, and stands in too many words."""
+_KNOWN: set[str] = set()
+"""What references of this process's job file stand for."""
+
+
+def redacted(text: str) -> str:
+    """A text for a log: without what references stand for, and without passwords in URLs."""
+    for secret in sorted(_KNOWN, key=len, reverse=True):
+        text = text.replace(secret, "...")
+    return _PASSWORD.sub(r"\1:...@", text)
+
+
 def resolve(plain: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
     """The job file with all references replaced, and what they stand for. Raises `ConfigError`, which never shows a
     secret."""
     secrets: set[str] = set()
-    return {name: _replaced(name, value, secrets) for name, value in plain.items()}, frozenset(secrets)
+    found = {name: _replaced(name, value, secrets) for name, value in plain.items()}
+    _KNOWN.update(secret for secret in secrets if len(secret) >= _SHORT)
+    return found, frozenset(secrets)
 
 
 def refuse(spark: Mapping[str, str], secrets: frozenset[str]) -> None:

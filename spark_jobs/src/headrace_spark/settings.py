@@ -8,29 +8,25 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from headrace_core.capacity.protocol import MAX_PARTITIONS
 from headrace_core.errors import ConfigError
-from headrace_spark import destinations, kafka_clients, references
+from headrace_spark import destinations, kafka_clients, references, values
 from headrace_spark.audit import Audit
 from headrace_spark.backfill import Backfill
 from headrace_spark.database import is_postgres
 from headrace_spark.transforms.costs import Cost, Dearest, cost
 from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
+from headrace_spark.values import EMBEDDED as EMBEDDED
+from headrace_spark.values import dsn as _dsn
+from headrace_spark.values import require as _require
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-EMBEDDED: Final = "embedded"
 CHUNK_ROWS: Final = 1000
 """Most rows of a COPY (spark-writer.md 4)."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_AT_LEAST_1 = (
-    "capacity", "max", "max_bytes", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms",
-    "seen_retention_ms", "max_send_ms", "weight", "max_attempts", "request_timeout_ms",
-)  # fmt: skip
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -178,14 +174,34 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def chunk_rows(self) -> int:
         """Most rows of a staged chunk: 1,000, `max`, or fewer if the capacity takes fewer."""
-        largest = self.stage_cost_of.largest(self.usable)
+        largest = self.stage_cost_of.largest(self.chunk_capacity)
         most = min(CHUNK_ROWS, self.max)
         return most if largest < 0 else min(most, largest)
 
     @property
+    def share_units(self) -> int:
+        """Units per second that the job may ever take of the capacity. What is leased is whole partitions."""
+        found, worth = self.capacity * round(self.max_share * 1000) // 1000, self.partition_worth
+        return found // worth * worth if self.shares else found
+
+    @property
+    def task_units(self) -> int:
+        """The part of it that one Python worker may take: all of them send at one time."""
+        worth = self.partition_worth
+        return self.share_units // self.tasks_at_once // worth * worth if self.shares else self.share_units
+
+    @property
+    def shares(self) -> bool:
+        """Whether the job leases, and may not take all of the capacity."""
+        return bool(self.lease_store) and self.max_share < 1
+
+    @property
     def usable(self) -> int:
         """Units per second after headroom, and of them at most `max_share`."""
-        return self.capacity * (1000 - round(self.headroom * 1000)) * round(self.max_share * 1000) // 1_000_000
+        return self._after_headroom(self.share_units)
+
+    def _after_headroom(self, found: int) -> int:
+        return found * (1000 - round(self.headroom * 1000)) // 1000
 
     @property
     def request_rows(self) -> int:
@@ -202,13 +218,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def chunk_bounds(self) -> Bounds:
         """Of one staged chunk."""
-        return Bounds(self.chunk_rows, self.max_bytes, self.usable)
+        return Bounds(self.chunk_rows, self.max_bytes, self.chunk_capacity)
+
+    @property
+    def chunk_capacity(self) -> int:
+        """Units per second that a Python worker may use, so the most that a staged chunk may cost."""
+        return self._after_headroom(self.task_units)
 
     @property
     def dearest(self) -> Dearest | None:
         """What a single row may cost; None if all cost the same, and the job was checked to fit one."""
         costs = [self.cost_of, self.stage_cost_of] if self.path == "staged" else [self.cost_of]
-        return Dearest(costs, self.usable) if any(one.varies for one in costs) else None
+        most = self.chunk_capacity if self.path == "staged" else self.usable
+        return Dearest(costs, most) if any(one.varies for one in costs) else None
 
 
 def load(path: Path, told: Mapping[str, str] = MappingProxyType({})) -> Settings:
@@ -231,19 +253,7 @@ def load(path: Path, told: Mapping[str, str] = MappingProxyType({})) -> Settings
 
 def check(found: Settings) -> None:
     """Raise `ConfigError` for the first field that cannot work."""
-    _require(bool(_NAME.fullmatch(found.job)), "job", "must be letters, digits, '.', '_' and '-'")
-    _require(bool(found.kafka), "kafka", "must name a bootstrap server")
-    _require(bool(found.checkpoint), "checkpoint", "must name a folder")
-    _require(bool(_TABLE.fullmatch(found.table)), "table", "must be an identifier")
-    for field in _AT_LEAST_1:
-        _require(getattr(found, field) >= 1, field, "must be at least 1")
-    _require(0 <= (found.metrics_port or 0) <= 65535, "metrics_port", "must be from 0 to 65535")
-    _require(all(map(_TOPIC.fullmatch, found.subscribed)), "topics", "must be names of Kafka topics")
-    _require(found.expected_cost_per_record > 0, "expected_cost_per_record", "must be above 0")
-    _require(0 < found.share <= 1, "share", "must be above 0 and at most 1")
-    _require(0 <= found.headroom <= 0.5, "headroom", "must be from 0 to 0.5")
-    _require(0.001 <= found.max_share <= 1, "max_share", "must be from 0.001 to 1")
-    _require(0 < found.max_corrupt_share <= 1, "max_corrupt_share", "must be above 0 and at most 1")
+    values.check(found)
     _dsn("state_dsn", found.state_dsn)
     if found.mode == "lanes":
         _lanes(found)
@@ -257,8 +267,6 @@ def check(found: Settings) -> None:
     if found.cost_of.call:
         found.cost_of.function()
     _leases(found)
-    waits = found.min_offsets_per_trigger >= 0 and found.max_trigger_delay_ms >= 0
-    _require(waits, "min_offsets_per_trigger", "and max_trigger_delay_ms must be at least 0")
     _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
     if found.path == "staged":
         _staged(found)
@@ -268,15 +276,16 @@ def check(found: Settings) -> None:
 
 
 def _leases(found: Settings) -> None:
-    _require(found.factor >= 0, "factor", "must be at least 0")
     if found.lease_store == EMBEDDED:
         reached = _local(found) or "spark.driver.host" in found.spark
         _require(reached, "lease_store", "embedded needs spark.driver.host, an address that executors can reach")
     elif found.lease_store:
-        stores = ("tcp://", "postgresql://", "postgres://", "redis://", "rediss://")
-        names = f"must be {EMBEDDED}, or begin with one of {', '.join(stores)}"
-        _require(found.lease_store.startswith(stores), "lease_store", names)
+        values.lease_store(found)
     if found.lease_store:
+        lacks = f"is less than a leased partition, worth {found.partition_worth}: give a smaller factor"
+        _require(found.share_units, "max_share", lacks)
+        each = f"for each of {found.tasks_at_once} Python workers at one time {lacks}, or fewer tasks"
+        _require(found.path == "direct" or found.task_units, "max_share", each)
         partitions = -(-found.capacity // found.partition_worth)
         _require(
             partitions <= MAX_PARTITIONS, "factor", f"makes {partitions} partitions, at most {MAX_PARTITIONS} may be"
@@ -287,8 +296,6 @@ def _lanes(found: Settings) -> None:
     """Packed batches are never split, so a full one must fit (spark-writer.md 5)."""
     _require(found.sink.startswith("call:"), "sink", "must be call:module:function for the mode lanes")
     _require(found.path == "direct", "path", "must be direct for the mode lanes")
-    _require(found.lateness_ms >= 0, "lateness_ms", "must be at least 0")
-    _require(found.linger_ms >= 0, "linger_ms", "must be at least 0")
     ends = found.available_now and found.lane_mode == "stream"
     _require(
         not ends, "available_now", 'needs lane_mode = "backlog": in stream mode rows wait for a clock that goes on'
@@ -309,7 +316,7 @@ def _staged(found: Settings) -> None:
     one = is_postgres(found.sink) and found.state_dsn == found.sink
     _require(one, "path", "staged needs one PostgreSQL database as sink and state_dsn")
     _require(not found.cost_of.call, "cost", "must not be call(...) on the staged path: the database merges the rows")
-    _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.usable}")
+    _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.chunk_capacity}")
     _require(_local(found) or found.lease_store, "master", "must be local on the staged path without a lease_store")
 
 
@@ -325,15 +332,3 @@ def _options(found: Settings) -> None:
         "spark.speculation",
         "must be false, because a twin task spends twice (allow_speculation = true overrides)",
     )
-
-
-def _dsn(field: str, value: str) -> None:
-    try:
-        is_postgres(value)
-    except ConfigError as error:
-        raise ConfigError(field, str(error).partition(": ")[2]) from None
-
-
-def _require(holds: Any, field: str, problem: str) -> None:
-    if not holds:
-        raise ConfigError(field, problem)

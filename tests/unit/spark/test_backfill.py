@@ -15,7 +15,7 @@ from headrace_spark.backfill import Backfill, Cut, Cuts
 from headrace_spark.database import Database
 from headrace_spark.jobs.backfill import own_settings
 from headrace_spark.ranges import Span
-from headrace_spark.settings import Settings
+from headrace_spark.settings import Settings, check
 from tests.unit.spark.fakes import job
 
 TIMES: dict[str, Any] = {
@@ -83,7 +83,7 @@ def test_a_leased_backfill_wants_at_most_its_share(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(capacity, "open_store", lambda *_, **__: store)
     made: list[capacity.Eager] = []
     monkeypatch.setattr(capacity, "Pacer", lambda resource, *_, **__: made.append(resource))
-    for max_share, most in ((1.0, 0), (0.5, 500), (0.33, 300), (0.01, 50)):
+    for max_share, most in ((1.0, 0), (0.5, 500), (0.33, 300), (0.05, 50)):
         capacity.in_driver(job(lease_store="tcp://a:1", max_share=max_share))
         assert made[-1].most == most
     made[1].start()
@@ -92,3 +92,27 @@ def test_a_leased_backfill_wants_at_most_its_share(monkeypatch: pytest.MonkeyPat
     made[0].start()
     made[0].request(5)
     assert made[0].wanted == 20
+
+
+def leased(**changes: Any) -> Settings:
+    dsn = "postgresql://h/d"
+    path = {"path": "staged", "sink": dsn, "state_dsn": dsn, "master": "local[4]"}
+    return job(**{"lease_store": "redis://a:1", "max_share": 0.5, "max": 1000, **path, **changes})
+
+
+def test_no_request_and_no_chunk_costs_more_than_what_its_process_may_want() -> None:
+    """Else its head makes the store deal out more than the share."""
+    staged = leased(headroom=0.1)
+    assert (staged.share_units, staged.task_units) == (500, 100), "of 50 a partition"
+    assert (staged.bounds.rows, staged.chunk_bounds.rows, staged.chunk_bounds.capacity) == (450, 90, 90)
+    assert leased(stage_cost="per_kib(3)").dearest.capacity == 100  # type: ignore[union-attr]
+    assert leased(max_share=0.33, path="direct").bounds.rows == 300
+    whole = leased(max_share=1.0)
+    assert (whole.share_units, whole.task_units, whole.chunk_bounds.rows) == (1000, 1000, 1000)
+
+
+@pytest.mark.parametrize("changes", [{"max_share": 0.04}, {"max_share": 0.15}])
+def test_a_share_of_less_than_a_partition_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"max_share: .*smaller factor"):
+        check(leased(**changes))
+    check(leased(**changes, factor=10))

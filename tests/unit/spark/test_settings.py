@@ -74,7 +74,7 @@ def test_headroom_makes_requests_smaller(tmp_path: Path) -> None:
         ({"metrics_port": -1}, "metrics_port"),
         ({"metrics_port": 65536}, "metrics_port"),
         ({"topics": ["a,b"]}, "topics"),
-        ({"prefix": "a b."}, "topics"),
+        ({"prefix": "a b."}, "prefix"),
         ({"surprise": 1}, "surprise"),
         ({"sink": "call:module"}, "sink"),
         ({"sink": "http:///_bulk"}, "sink"),

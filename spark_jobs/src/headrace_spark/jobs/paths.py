@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from headrace_spark.jobs.stream_lanes import StreamLanes
 from headrace_spark.lanes import LaneWriter
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
+from headrace_spark.pacing import SECOND_NS
 from headrace_spark.patience import Patience
 from headrace_spark.seen import Seen, Watched, skew
 from headrace_spark.settings import Settings
@@ -115,7 +117,9 @@ class Staged:
 
     def write(self, frame: Any, batch: Batch) -> Counts:
         self._faults.passed("begun", batch.batch_id)
+        self._hand_over()
         tasks = stage(frame, self._work(batch), self._pacing)
+        self._hand_over()
         for task in tasks:
             self.pacer.add(task.seen or Seen())
         self.pacer.skew = skew(one for task in tasks for one in task.reports)
@@ -123,6 +127,12 @@ class Staged:
         counts = self._writer.write(batch, tasks, partial(records, frame))
         self.pacer.staged_rows = 0
         return counts
+
+    def _hand_over(self) -> None:
+        """Tasks and driver may each take all of the job's share, so what one sent must be a second old when the other
+        begins. Without `max_share` the store's leases see to that."""
+        if self._settings.shares:
+            time.sleep(SECOND_NS / 1e9)
 
     def stop(self) -> None:
         """The driver's leases go back; those of a Python worker end with it."""

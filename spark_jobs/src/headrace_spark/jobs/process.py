@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import structlog
 
 from headrace_core.errors import ConfigError
 from headrace_spark import capacity, exits
+from headrace_spark.database import StateDown
 from headrace_spark.jobs import logs, submitted
 from headrace_spark.leasing import Leasing
 from headrace_spark.ledger import Ledger
@@ -25,24 +27,34 @@ from headrace_spark.settings import Settings, load
 from headrace_spark.sinks.port import SinkDown
 
 CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+REDACTED: Final = r"(?i)url|secret|password|token|access[.]?key|keystore|jaas"
+"""Options of the Kafka source that Spark's web page and event log must not show, by name or by value."""
 _log = structlog.get_logger("headrace_spark")
 
 
 def metrics_server(settings: Settings, ledger: Ledger, progress: Progress, pacer: Watched) -> MetricsServer:
-    """The metrics of this process and of all before it; not started yet. `metrics_port` must be given."""
+    """The metrics of this process and of all before it; not started yet. `metrics_port` must be given. Raises
+    `ConfigError`."""
     assert settings.metrics_port is not None
     leasing = Leasing(capacity.status(settings), settings.usable)
     found = Collector(ledger.totals, progress, settings.usable, pacer.used, pacer, leasing)
-    return MetricsServer(found, progress, settings.metrics_port, settings.metrics_host)
+    try:
+        return MetricsServer(found, progress, settings.metrics_port, settings.metrics_host)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # by what ends soon, maybe
+            raise
+        raise ConfigError("metrics_host", f"{settings.metrics_host} is not of this host: {error.strerror}") from None
 
 
 def run_job(config: Path, run: Callable[[Settings], int]) -> int:
     """Read the job file and `run` the job; returns the exit code, whatever ends it."""
     logs.to_stderr()
+    settings: Settings | None = None
     try:
-        return run(load(config, submitted.told()))
+        settings = load(config, submitted.told())
+        return run(settings)
     except Exception as error:
-        code = exit_code(error)
+        code = exit_code(error, one_database=settings is not None and settings.sink == settings.state_dsn)
         _log.error("failed", error=str(error), exit_code=code)
         return code
 
@@ -60,6 +72,7 @@ def session(settings: Settings) -> Any:
         "spark.speculation": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.redaction.options.regex": REDACTED,
         "spark.sql.streaming.stopTimeout": str(settings.stop_timeout_ms),
     }
     for name, value in {**defaults, **settings.spark}.items():
@@ -90,8 +103,10 @@ def on_signals(stop: threading.Event) -> None:
     signal.signal(signal.SIGINT, told)
 
 
-def exit_code(error: Exception) -> int:
-    """Of spark-writer.md 10."""
+def exit_code(error: Exception, *, one_database: bool = False) -> int:
+    """Of spark-writer.md 10. `one_database`: sink and state store are one, so they are down together."""
+    if one_database and type(error) is StateDown:
+        return exits.SINK_DOWN
     match error:
         case ConfigError():
             return exits.CONFIGURATION
