@@ -60,7 +60,7 @@ def test_a_bulk_store_that_refuses_cuts_and_shrinks_gets_every_row_once(
 ) -> None:
     one = job(
         sink=store.url, request_timeout_ms=30_000, max_attempts=4, charge_header="X-Charge",
-        expected_cost_per_record=2.0,
+        expected_cost_per_record=2.0, master="local[1,4]", max_concurrent_batches=1,
     )  # fmt: skip
     late = document(900, [member(1, 1.0, "ok"), member(2, 2.0, "late"), member(3, 3.0, "bad")])
     produce(one, documents(20), spread=PARTITIONS)

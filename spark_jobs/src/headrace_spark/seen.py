@@ -62,6 +62,7 @@ class Watched:
         """Rows that wait in the staging table for their merge."""
         self.skew = 0.0
         """The largest part of a micro-batch's rows that one key has."""
+        self._tasks_rate = 0.0
         listen = getattr(inner, "listen", None)
         if listen is not None:
             listen(self.heard)
@@ -71,8 +72,13 @@ class Watched:
         return self._watch(cost, work, lambda attempt: self._inner.run(cost, attempt))
 
     def used(self) -> int:
-        """See `Pacing`."""
-        return self._inner.used()
+        """See `Pacing`: of all processes of the job, as far as they are known here."""
+        return self._inner.used() + (0 if getattr(self._inner, "everywhere", False) else round(self._tasks_rate))
+
+    def tasks(self, units: int, took_ns: int) -> None:
+        """The tasks of a stage sent so many units. Where the inner pacing does not see other processes, the mean of the
+        latest stage stands for what they send in a second."""
+        self._tasks_rate = units / max(1.0, took_ns / SECOND_NS)
 
     def stop(self) -> None:
         """See `Pacing`."""

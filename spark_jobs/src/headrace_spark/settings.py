@@ -30,6 +30,7 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AT_LEAST_1 = (
     "capacity", "max", "max_bytes", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms",
     "seen_retention_ms", "max_send_ms", "weight", "max_attempts", "request_timeout_ms",
+    "max_concurrent_batches", "max_wait_ms",
 )  # fmt: skip
 
 
@@ -43,7 +44,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     and one that is refused is parked, or stops the job (`on_reject`). `lease_store` (`tcp://` with a token,
     `postgresql://`, `redis://`, or `embedded` in the driver): the capacity is that of `resource`, shared with all that
     use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of the
-    capacity.
+    capacity. `max_concurrent_batches`: most requests at work at one time in each process. `max_wait_ms`: how long one
+    waits for capacity while nothing goes out anywhere.
     `sink` `http(s)://...` or `call:...` in mode `keyed` (`destinations.py`): rows are tried `max_attempts` times, then
     their record goes to `retry_topic` (`<prefix><job>.retry`) and comes back on `<prefix><job>.again`, `max_rounds`
     times at most; or the micro-batch fails (`on_exhausted`). `request_timeout_ms` bounds a try."""
@@ -84,6 +86,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     resource: str = ""
     weight: int = 4
     max_share: float = 1.0
+    max_concurrent_batches: int = 4
+    max_wait_ms: int = 600_000
     factor: int = 0
     trigger_ms: int = 5000
     available_now: bool = False

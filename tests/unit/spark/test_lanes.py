@@ -14,9 +14,10 @@ from headrace_schemas import validator
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import Rejection
-from headrace_spark.lanes import LaneWriter, pack
+from headrace_spark.lanes import LaneSender, LaneWriter, pack
 from headrace_spark.ledger import Ledger
 from headrace_spark.patience import Patience
+from headrace_spark.sending import Carrier
 from headrace_spark.settings import Settings, check
 from headrace_spark.sinks.callables import CallableSink, Context, Result
 from headrace_spark.sinks.port import Batch, SinkDown
@@ -58,7 +59,8 @@ class Bench:
         settings = lanes(**changes)
         sink = CallableSink(settings.sink)
         patience = Patience(settings.sink_down_max_ms, sleep=self.slept.append)
-        writer = LaneWriter(settings, self.ledger, sink, self.outbox, self.pacer, patience)
+        sender = LaneSender(settings, self.ledger, sink, self.outbox, self.pacer, patience)
+        writer = LaneWriter(settings, self.ledger, self.outbox, Carrier(sender, self.ledger, patience), patience)
         return Counts() if writer.done(batch) else writer.write(batch, found)
 
 
@@ -134,6 +136,7 @@ def test_the_same_request_again_and_never_the_next_one_before_it(bench: Bench) -
     counts = bench.write(found())
     assert [call[:2] for call in bench.calls[:4]] == [(first, 1), (first, 2), (first, 3), (second, 1)]
     assert bench.slept == [7.0, 1.0]
+    assert bench.pacer.pauses == [(7_000, "resource")]
     assert counts.retries == 2
     assert len(bench.pacer.costs) == counts.requests + 2, "every attempt is charged"
 
