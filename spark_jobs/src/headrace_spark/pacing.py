@@ -126,7 +126,11 @@ class Pacer:
     def _look(self, answer: Future[T], asked_ns: int) -> None:
         """Take the request back if nothing made progress for too long. Raises `Stalled`."""
         waited_ms = (time.monotonic_ns() - max(asked_ns, self._progress_ns)) // 1_000_000
-        if waited_ms >= self._max_wait_ms and answer.cancel():
+        if waited_ms < self._max_wait_ms:
+            return
+        if self._elsewhere():
+            self._progress_ns = time.monotonic_ns()
+        elif answer.cancel():
             raise Stalled(f"nothing has gone out for {waited_ms} ms (max_wait_ms): {self._reason}")
 
     def _stalled(self, event: Event) -> None:
