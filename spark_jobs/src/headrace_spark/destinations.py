@@ -48,6 +48,28 @@ def retries(settings: Settings) -> bool:
     return answers(settings) and settings.on_exhausted == "retry" and settings.max_rounds > 0
 
 
+def sent_by_tasks(settings: Settings) -> bool:
+    """Whether tasks send the requests that the driver planned."""
+    return settings.mode == "lanes" or answers(settings)
+
+
+def check_lanes(found: Settings) -> None:
+    """Raise `ConfigError` for the first field that cannot work with the sink in mode `lanes`."""
+    named = found.sink.startswith((*HTTP, CALL))
+    _require(named, "sink", "must be call:module:function or http(s)://... for the mode lanes")
+    if found.sink.startswith(CALL):
+        _require(_CALL.fullmatch(found.sink), "sink", "must be call:module:function")
+    else:
+        _http(found)
+
+
+def check_tasks(found: Settings, local: bool) -> None:
+    """Raise `ConfigError` if tasks on other hosts could not do their part; `local`: all are on this one."""
+    shared = local or found.state_dsn.startswith(("postgresql://", "postgres://"))
+    _require(shared, "state_dsn", "must be PostgreSQL: tasks on other hosts record there what they sent")
+    _require(local or found.lease_store, "master", "must be local without a lease_store: tasks on every host send")
+
+
 def check(found: Settings) -> None:
     """Raise `ConfigError` for the first field that cannot work with such a sink."""
     _require(found.path == "direct", "path", "must be direct: the staged path is PostgreSQL's")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from headrace_spark import kafka_clients
 from headrace_spark.attempts import Attempts, learning
@@ -25,6 +26,9 @@ from headrace_spark.sending import Sender
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.answers import Destination
 from headrace_spark.sinks.callables import CallableSink
+
+if TYPE_CHECKING:
+    from headrace_spark.sinks.http import BulkSink
 from headrace_spark.sinks.called import CalledSink
 
 
@@ -60,21 +64,29 @@ class Tools:
 
 def destination(settings: Settings) -> Destination:
     """The job's sink, mode `keyed`. Raises `ConfigError`."""
-    if settings.sink.startswith(HTTP):
-        from headrace_spark.sinks.http import BulkSink  # a packed environment may be without httpx
-
-        return BulkSink(
-            settings.sink,
-            timeout_ms=settings.request_timeout_ms,
-            charge_header=settings.charge_header,
-            authorization_file=settings.authorization_file,
-        )
-    return CalledSink(settings.sink)
+    return _bulk(settings, settings.request_timeout_ms) if _is_http(settings) else CalledSink(settings.sink)
 
 
 def lane_sink(settings: Settings) -> LaneSink:
     """The job's sink, mode `lanes`. Raises `ConfigError`."""
+    if _is_http(settings):
+        return _bulk(settings, min(settings.request_timeout_ms, settings.max_send_ms))
     return CallableSink(settings.sink)
+
+
+def _is_http(settings: Settings) -> bool:
+    return settings.sink.startswith(HTTP)
+
+
+def _bulk(settings: Settings, timeout_ms: int) -> BulkSink:
+    from headrace_spark.sinks.http import BulkSink  # a packed environment may be without httpx
+
+    return BulkSink(
+        settings.sink,
+        timeout_ms=timeout_ms,
+        charge_header=settings.charge_header,
+        authorization_file=settings.authorization_file,
+    )
 
 
 def check(settings: Settings) -> str:
@@ -82,7 +94,7 @@ def check(settings: Settings) -> str:
     promised of a request that is sent twice. Raises `ConfigError`."""
     if settings.mode == "lanes":
         sink = lane_sink(settings)
-        return "once" if getattr(sink, "idempotent", False) else "at_least_once"
+        return "once" if _is_http(settings) or getattr(sink, "idempotent", False) else "at_least_once"
     made = destination(settings)
     try:
         return made.effects

@@ -39,10 +39,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     a request, `max_bytes` the most bytes of their values; `topics` defaults to `<prefix>batches`; `metrics_port` 0
     takes a free port, and none means no server. `path`: "direct", or "staged" where sink and state are one PostgreSQL
     database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given.
-    `mode` "lanes" keeps the order of time for a sink `call:module:function`; `lane_mode` "stream" lets rows wait for
-    others of their time, for `lateness_ms` and `linger_ms` (packing.md 6); a request is tried again for `max_send_ms`,
-    and one that is refused is parked, or stops the job (`on_reject`). `lease_store` (`tcp://` with a token,
-    `postgresql://`, `redis://`, or `embedded` in the driver): the capacity is that of `resource`, shared with all that
+    `mode` "lanes" keeps the order of time for a sink `call:module:function` or `http(s)://...`; `lane_mode` "stream"
+    lets rows wait for others of their time, for `lateness_ms` and `linger_ms` (packing.md 6); a request is tried again
+    for `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store` (`tcp://` with a
+    token, `postgresql://`, `redis://`, or `embedded` in the driver): the capacity is that of `resource`, shared with all that
     use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of the
     capacity. `max_concurrent_batches`: most requests at work at one time in each process. `max_wait_ms`: how long one
     waits for capacity while nothing goes out anywhere.
@@ -255,6 +255,8 @@ def check(found: Settings) -> None:
         destinations.check(found)
     else:
         _dsn("sink", found.sink)
+    if destinations.sent_by_tasks(found):
+        destinations.check_tasks(found, _local(found))
     learns = destinations.answers(found) or not found.cost_of.learned
     _require(learns, "cost", "must not be learned(...) for a sink that tells no charge")
     _require(not (found.stage_cost and found.stage_cost_of.learned), "stage_cost", "must not be learned(...)")
@@ -289,7 +291,7 @@ def _leases(found: Settings) -> None:
 
 def _lanes(found: Settings) -> None:
     """Packed batches are never split, so a full one must fit (spark-writer.md 5)."""
-    _require(found.sink.startswith("call:"), "sink", "must be call:module:function for the mode lanes")
+    destinations.check_lanes(found)
     _require(found.path == "direct", "path", "must be direct for the mode lanes")
     _require(found.lateness_ms >= 0, "lateness_ms", "must be at least 0")
     _require(found.linger_ms >= 0, "linger_ms", "must be at least 0")

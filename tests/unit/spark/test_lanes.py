@@ -176,6 +176,13 @@ def test_refused_content_can_stop_the_job(bench: Bench) -> None:
     ("changes", "field"),
     [
         ({"sink": "sqlite:////s.db"}, "sink"),
+        ({"sink": "call:module"}, "sink"),
+        ({"sink": "http:///bulk"}, "sink"),
+        ({"sink": "delta:/table"}, "sink"),
+        ({"master": "yarn", "lease_store": "postgresql://a/b"}, "state_dsn"),
+        ({"master": "yarn", "state_dsn": "postgresql://a/b"}, "master"),
+        ({"max_concurrent_batches": 0}, "max_concurrent_batches"),
+        ({"max_wait_ms": 0}, "max_wait_ms"),
         ({"path": "staged"}, "path"),
         ({"max": 1001}, "cost"),
         ({"cost": "per_kib(200)"}, "cost"),
@@ -183,6 +190,8 @@ def test_refused_content_can_stop_the_job(bench: Bench) -> None:
 )
 def test_settings_that_cannot_work_are_refused_by_name(changes: dict[str, object], field: str) -> None:
     check(lanes(max=1000))
+    check(lanes(sink="https://host/bulk"))
+    check(lanes(master="yarn", state_dsn="postgresql://a/b", lease_store="postgresql://a/b"))
     with pytest.raises(ConfigError, match=f"^{field}: "):
         check(lanes(**changes))
 

@@ -26,7 +26,7 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 # table = "measurements"
 
 # path = "direct"                     # the driver writes. "staged": tasks copy, the driver merges (PostgreSQL)
-# mode = "keyed"                      # "lanes": in order of time, into sink = "call:module:function"
+# mode = "keyed"                      # "lanes": in order of time, into sink = "call:..." or "http..."
 # lane_mode = "stream"                # lanes: rows wait for others of their time; "backlog": each micro-batch alone
 # lateness_ms = 1000                  # stream: a time is complete once one so much later was seen,
 # linger_ms = 1000                    # or after waiting so long; a request that is not full goes out then

@@ -23,11 +23,15 @@ from typing import Any, Final
 import msgspec
 
 from headrace_core.errors import ConfigError
-from headrace_spark.sinks.answers import Answer, Verdict, all_of
+from headrace_spark.sinks.answers import AGAIN, Answer, Verdict, all_of
+from headrace_spark.sinks.callables import Result
 from headrace_spark.transforms.rows import Row
 
 _BUSY: Final = frozenset({429, 503})
 _UNKNOWN: Final = frozenset({408, 425})
+_NEVER: Final = frozenset({401, 403, 404})
+_LONGEST_RESET_MS: Final = 86_400_000
+"""Above it the header tells a point in time, not how long."""
 _DONE: Final = {"created": "inserted", "updated": "replaced", "noop": "repeat"}
 _BATCH_BITS: Final = 21
 _CLOSED_MAX: Final = (1 << 42) - 1
@@ -71,6 +75,49 @@ def read(rows: Sequence[Row], status: int, headers: Mapping[str, str], content: 
         return Answer(all_of(rows, "unknown", f"status {status}"))
     text = content[:_DETAIL].decode("utf-8", "replace")
     raise ConfigError("sink", f"the whole request was answered with status {status}: {text}")
+
+
+def whole(rows: Sequence[Row], status: int, headers: Mapping[str, str], content: bytes, now: datetime) -> Result:
+    """What the answer says of the request as a whole, for mode `lanes` (packing.md 7). An answer with an item for each
+    row is read: the request goes again if any item was not taken, and is refused if any is refused for good. Raises
+    `ConfigError` for an answer that no other request will change."""
+    after = _after_ms(headers, now)
+    if 200 <= status < 300:
+        return _folded(_items(rows, content), after) if _has_items(content) else Result()
+    if status in _BUSY or status >= 500 or status in _UNKNOWN:
+        return Result("retry", f"status {status}", after, busy=status in _BUSY)
+    text = f"status {status}: {content[:_DETAIL].decode('utf-8', 'replace')}"
+    if status < 400 or status in _NEVER:
+        raise ConfigError("sink", f"the whole request was answered with {text}")
+    return Result("reject", text)
+
+
+def _folded(verdicts: Sequence[Verdict], after_ms: int) -> Result:
+    again = [one for one in verdicts if one.became in AGAIN]
+    if again:
+        busy = any(one.became == "refused" for one in again)
+        return Result("retry", f"{len(again)} of {len(verdicts)} items: {again[0].detail}", after_ms, busy=busy)
+    refused = [one for one in verdicts if one.became == "rejected"]
+    if refused:
+        return Result("reject", f"{len(refused)} of {len(verdicts)} items: {refused[0].detail}")
+    return Result()
+
+
+def _has_items(content: bytes) -> bool:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "items" in found
+
+
+def _after_ms(headers: Mapping[str, str], now: datetime) -> int:
+    """From `Retry-After`, else from the seconds until a limit of requests begins anew; 0 if neither is told."""
+    after = retry_after_ms(headers.get("retry-after"), now)
+    if after is None:
+        told = [retry_after_ms(headers.get(name), now) for name in ("ratelimit-reset", "x-ratelimit-reset")]
+        after = next((one for one in told if one is not None and one <= _LONGEST_RESET_MS), 0)
+    return after
 
 
 def charged(text: str | None) -> int | None:
