@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from headrace_core.errors import ConfigError
+from headrace_spark.transforms.rows import KEY_COLUMNS, VERSION_COLUMNS
 
 if TYPE_CHECKING:
     from headrace_spark.settings import Settings
@@ -68,6 +69,20 @@ def check_tasks(found: Settings, local: bool) -> None:
     shared = local or found.state_dsn.startswith(("postgresql://", "postgres://"))
     _require(shared, "state_dsn", "must be PostgreSQL: tasks on other hosts record there what they sent")
     _require(local or found.lease_store, "master", "must be local without a lease_store: tasks on every host send")
+
+
+def check_keying(found: Settings) -> None:
+    """Raise `ConfigError` for a key or version that cannot be."""
+    for field, given in (("key", found.key), ("version", found.version)):
+        tables = "must not be given: only http(s) and call sinks in mode keyed have it; a table's key is its own"
+        _require(not given or answers(found), field, tables)
+    for name in found.key:
+        _require(name in KEY_COLUMNS, "key", f"{name!r} is none of the columns {', '.join(KEY_COLUMNS)}")
+    _require(len(set(found.key)) == len(found.key), "key", "names a column twice")
+    if found.version:
+        names = f"must be one of {', '.join(VERSION_COLUMNS)}"
+        _require(found.version in VERSION_COLUMNS, "version", f"{found.version!r} {names}")
+        _require(found.version not in found.keying.key, "version", "is part of the key, so it never differs")
 
 
 def check(found: Settings) -> None:

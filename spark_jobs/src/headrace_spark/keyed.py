@@ -114,7 +114,8 @@ class KeyedWriter:
             raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
         keep, ids = self._patience.keep, {one.taken.id for one in reports if one.taken is not None}
         seen = keep(lambda: self._ledger.seen(ids))
-        planned = plan(reports, seen, self._settings.job, self._settings.cost_of, self._settings.bounds)
+        settings = self._settings
+        planned = plan(reports, seen, settings.job, settings.cost_of, settings.bounds, settings.keying)
         ended = self._send(batch, planned.requests)
         self._faults.passed("sent", batch.batch_id)
         left = [one for request, end in ended for one in _left(request, end)]

@@ -18,11 +18,13 @@ from typing import Final, Protocol
 import structlog
 
 from headrace_core.packing.ids import batch_id
+from headrace_core.packing.lane import Counts as Packing
 from headrace_core.packing.lane import Lane, LaneState
 from headrace_core.packing.settings import PackingSettings
 from headrace_spark.counts import Counts
 from headrace_spark.database import Transaction
 from headrace_spark.exits import CorruptInput, Rejection
+from headrace_spark.lane_numbers import LaneNumbers, Place
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.pacing import PausingPacing
@@ -41,9 +43,14 @@ _LONGEST_WAIT_S: Final = 30.0
 _log = structlog.get_logger("headrace_spark")
 
 
-def pack(reports: Sequence[Report], fresh: Sequence[Report], settings: Settings) -> list[Packed]:
+def pack(
+    reports: Sequence[Report],
+    fresh: Sequence[Report],
+    settings: Settings,
+    told: Callable[[Place, Packing], object] = lambda *_: None,
+) -> list[Packed]:
     """The requests of every lane, each lane's in the order of sending. `reports` are all records of the micro-batch,
-    `fresh` those with an effect."""
+    `fresh` those with an effect; `told` gets the packer's counts of each lane."""
     lane = Lane(PackingSettings(max=settings.max, mode="backlog"))
     spans: dict[tuple[str, int], list[int]] = {}
     for one in reports:
@@ -51,18 +58,24 @@ def pack(reports: Sequence[Report], fresh: Sequence[Report], settings: Settings)
     return [
         found
         for place, offsets in sorted(spans.items())
-        for found in _lane(lane, place, (min(offsets), max(offsets)), fresh, settings)
+        for found in _lane(lane, place, (min(offsets), max(offsets)), fresh, settings, told)
     ]
 
 
 def _lane(
-    lane: Lane, place: tuple[str, int], span: tuple[int, int], fresh: Sequence[Report], settings: Settings
+    lane: Lane,
+    place: Place,
+    span: tuple[int, int],
+    fresh: Sequence[Report],
+    settings: Settings,
+    told: Callable[[Place, Packing], object],
 ) -> Iterator[Packed]:
     inside = [one.taken for one in fresh if (one.topic, one.partition) == place and one.taken is not None]
     found = [row for taken in inside for row in rows(taken)]
     numbers = [number.to_bytes(8, "big") for number in range(len(found))]
     ids = [f"{row.source}${row.metric}" for row in found]
     step = lane.step(LaneState(), ids, [row.time_ms for row in found], numbers, now_ms=0, end=True)
+    told(place, step.counts)
     for index, batch in enumerate(step.batches):
         chunk = [found[int.from_bytes(value, "big")] for value in batch.values]
         name = batch_id(f"{place[0]}-{place[1]}", *span, index)
@@ -80,6 +93,7 @@ class LaneWriter:
         self._outbox = outbox
         self._courier = courier
         self._patience = patience
+        self.numbers = LaneNumbers(settings.max)
 
     def done(self, batch: Batch) -> bool:
         """True if the ledger has this micro-batch."""
@@ -92,7 +106,13 @@ class LaneWriter:
             raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
         keep, ids = self._patience.keep, {one.taken.id for one in reports if one.taken is not None}
         sifted = sift(reports, keep(lambda: self._ledger.seen(ids)), self._settings.job)
-        return self.deliver(batch, sifted, pack(reports, sifted.fresh, self._settings), sifted.ids)
+        packings: dict[Place, Packing] = {}
+        packed = pack(reports, sifted.fresh, self._settings, packings.__setitem__)
+        counts = self.deliver(batch, sifted, packed, sifted.ids)
+        for place, found in packings.items():
+            told = {"late": found.late, "cut": found.cut, "unsplittable": found.unsplittable, "untimed": found.untimed}
+            self.numbers.add(place, told)
+        return counts
 
     def deliver(
         self,
@@ -116,8 +136,12 @@ class LaneWriter:
         ends = {**sent, **carried.ends}
         refused = [one for one in packed if ends[one.request.id]]
         counts = self._counted(sifted, packed, refused)
-        counts.retries = carried.retries
+        counts.retries = sum(carried.retries.values())
         keep(lambda: self._ledger.commit(batch, counts, ids, time.time_ns() // 1_000_000, beside))
+        for one in packed:
+            name = one.request.id
+            told = {"skipped": name in sent, "rejected": bool(ends[name]), "retries": carried.retries.get(name, 0)}
+            self.numbers.add((one.topic, one.partition), {"requests": 1, "rows": len(one.request.rows), **told})
         return counts
 
     def _counted(self, sifted: Sifted, packed: Sequence[Packed], refused: Sequence[Packed]) -> Counts:

@@ -20,6 +20,7 @@ import psycopg
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from headrace_core.capacity.events import Event
+from headrace_spark.lane_numbers import LaneNumbers
 from headrace_spark.observed import PREFIX
 from headrace_spark.pacing import SECOND_NS, Pacing, PausingPacing
 from headrace_spark.sinks.port import SinkDown
@@ -62,6 +63,8 @@ class Watched:
         """Rows that wait in the staging table for their merge."""
         self.skew = 0.0
         """The largest part of a micro-batch's rows that one key has."""
+        self.beside: LaneNumbers | None = None
+        """What is counted besides, of lanes."""
         self._tasks_rate = 0.0
         listen = getattr(inner, "listen", None)
         if listen is not None:
@@ -153,6 +156,8 @@ class Watched:
         yield GaugeMetricFamily(PREFIX + "staging_rows", "rows staged and not yet merged", value=self.staged_rows)
         text = "largest part of the latest micro-batch's rows that one key has"
         yield GaugeMetricFamily(PREFIX + "key_skew", text, value=self.skew)
+        if self.beside is not None:
+            yield from self.beside.collect()
 
 
 class WatchedAnswers(Watched):

@@ -86,6 +86,7 @@ def _bulk(settings: Settings, timeout_ms: int) -> BulkSink:
         timeout_ms=timeout_ms,
         charge_header=settings.charge_header,
         authorization_file=settings.authorization_file,
+        keying=settings.keying,
     )
 
 

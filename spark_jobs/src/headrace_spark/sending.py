@@ -46,11 +46,11 @@ Queue = Sequence[Packed]
 
 
 class Carried(msgspec.Struct):
-    """What became of the requests, by their ids; `retries`: tries after the first that no end tells of. `failure`: the
-    pickled error that ended it before all were sent. `seen`: what was seen on the way."""
+    """What became of the requests, by their ids; `retries`: tries after the first that no end tells of, by the same.
+    `failure`: the pickled error that ended it before all were sent. `seen`: what was seen on the way."""
 
     ends: dict[str, str] = {}
-    retries: int = 0
+    retries: dict[str, int] = {}
     failure: bytes | None = None
     seen: Seen = msgspec.field(default_factory=Seen)
 
@@ -103,12 +103,11 @@ class Carrier:
         self._at_once = at_once
         self._halt = halt or threading.Event()
         self._advanced = advanced
-        self._turn = threading.Lock()
 
     def carry(self, batch: Batch, queues: Sequence[Queue]) -> Carried:
         """See `Courier`. Of several errors the first is raised."""
         known = self._patience.keep(lambda: self._ledger.sent(batch))
-        found, errors = Carried({}), list[BaseException]()
+        found, errors = Carried({}, {}), list[BaseException]()
 
         def run(queue: Queue) -> None:
             try:
@@ -136,8 +135,8 @@ class Carrier:
             made, more = self._sender.send(batch, one)
             end = made
             self._patience.keep(lambda: self._ledger.record_sent(batch, one.request.id, made))
-            with self._turn:
-                found.retries += more
+            if more:
+                found.retries[one.request.id] = more
         found.ends[one.request.id] = end
         self._advanced()
 

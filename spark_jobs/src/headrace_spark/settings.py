@@ -19,7 +19,7 @@ from headrace_spark.audit import Audit
 from headrace_spark.backfill import Backfill
 from headrace_spark.database import is_postgres
 from headrace_spark.transforms.costs import Cost, Dearest, cost
-from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
+from headrace_spark.transforms.rows import IDENTITY, MAX_ROW_BYTES, Bounds, Keying
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -42,13 +42,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     `mode` "lanes" keeps the order of time for a sink `call:module:function` or `http(s)://...`; `lane_mode` "stream"
     lets rows wait for others of their time, for `lateness_ms` and `linger_ms` (packing.md 6); a request is tried again
     for `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store` (`tcp://` with a
-    token, `postgresql://`, `redis://`, or `embedded` in the driver): the capacity is that of `resource`, shared with all that
-    use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of the
-    capacity. `max_concurrent_batches`: most requests at work at one time in each process. `max_wait_ms`: how long one
-    waits for capacity while nothing goes out anywhere.
+    token, `postgresql://`, `redis://`, or `embedded` in the driver): the capacity is that of `resource`, shared with
+    all that use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of
+    the capacity. `max_concurrent_batches`: most requests at work at one time in each process. `max_wait_ms`: how long
+    one waits for capacity while nothing goes out anywhere.
     `sink` `http(s)://...` or `call:...` in mode `keyed` (`destinations.py`): rows are tried `max_attempts` times, then
     their record goes to `retry_topic` (`<prefix><job>.retry`) and comes back on `<prefix><job>.again`, `max_rounds`
-    times at most; or the micro-batch fails (`on_exhausted`). `request_timeout_ms` bounds a try."""
+    times at most; or the micro-batch fails (`on_exhausted`). `request_timeout_ms` bounds a try. There `key` names
+    the columns that say what a row is, and `version` the one by which a row replaces another, if not the usual."""
 
     job: str
     kafka: str
@@ -75,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     retry_topic: str = ""
     request_timeout_ms: int = 30_000
     charge_header: str = ""
+    key: list[str] = []
+    version: str = ""
     authorization_file: str = ""
     max: int = 500
     max_bytes: int = 4 * 1024 * 1024
@@ -146,6 +149,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def cost_of(self) -> Cost:
         """The cost function."""
         return cost(self.cost)
+
+    @property
+    def keying(self) -> Keying:
+        """What a row is, and which of two is newer."""
+        return Keying(tuple(self.key or IDENTITY.key), self.version)
 
     @property
     def stage_cost_of(self) -> Cost:
@@ -260,6 +268,7 @@ def check(found: Settings) -> None:
     learns = destinations.answers(found) or not found.cost_of.learned
     _require(learns, "cost", "must not be learned(...) for a sink that tells no charge")
     _require(not (found.stage_cost and found.stage_cost_of.learned), "stage_cost", "must not be learned(...)")
+    destinations.check_keying(found)
     if found.cost_of.call:
         found.cost_of.function()
     _leases(found)

@@ -74,11 +74,11 @@ class SparkCourier:
         began_ns = time.monotonic_ns()
         with self._watching(batch):
             found = self._context.parallelize(blobs, len(blobs)).mapPartitionsWithIndex(deliverer(work)).collect()
-        whole, reports = Carried({}), [msgspec.msgpack.decode(blob, type=Carried) for blob in found]
+        whole, reports = Carried({}, {}), [msgspec.msgpack.decode(blob, type=Carried) for blob in found]
         for one in reports:
             self._pacer.add(one.seen)
             whole.ends.update(one.ends)
-            whole.retries += one.retries
+            whole.retries.update(one.retries)
         self._pacer.tasks(sum(one.seen.estimated for one in reports), time.monotonic_ns() - began_ns)
         for one in reports:
             one.check()

@@ -40,6 +40,9 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 # charge_header = ""                  # http: the header of the answer with the units that a request took; then cost may
 #                                       be "learned(per_row(1))", what such requests took in the mean
 # authorization_file = ""             # http: a file with the value of the header Authorization
+# key = ["source", "metric"]          # http, call: what a row is; if absent source, metric and time_ms
+# version = ""                        # http, call: "closed_at" or "time_ms": a row replaces another only with a higher
+#                                       one; if empty it is the event time, then closed_at and batch
 capacity = 500                        # units a second, never more in any second
 # share = 1.0                         # this job's part of it
 # headroom = 0.0                      # part of it left unused; 0.05 is advised over a network

@@ -159,6 +159,7 @@ class Lanes:
         self.pacer = WatchedAnswers(pacing())
         self._courier = couriers.SparkCourier(settings, ledger, self._run, pacing, self.pacer, self._faults, advanced)
         self._writer = LaneWriter(settings, ledger, outbox, self._courier, patience)
+        self.pacer.beside = self._writer.numbers
         if effects == "at_least_once":
             structlog.get_logger("headrace_spark").warning("the sink is not idempotent: it may get a request twice")
 

@@ -46,6 +46,7 @@ class StreamLanes:
         self.pacer = WatchedAnswers(pacing())
         self._courier = couriers.SparkCourier(settings, ledger, self._run, pacing, self.pacer, self._faults, advanced)
         self._writer = LaneWriter(settings, ledger, outbox, self._courier, patience)
+        self.pacer.beside = self._writer.numbers
         if effects == "at_least_once":
             _log.warning("the sink is not idempotent: it may get a request twice")
 
@@ -91,7 +92,17 @@ class StreamLanes:
 
         letters = [letter for one in steps for letter in one.letters]
         sifted = Sifted([], letters, ids, together(steps))
-        return self._writer.deliver(batch, sifted, list(requests(steps, self._settings)), (), beside)
+        counts = self._writer.deliver(batch, sifted, list(requests(steps, self._settings)), (), beside)
+        for one in steps:
+            self._tell(one)
+        return counts
+
+    def _tell(self, one: LaneStep) -> None:
+        """The lane's metrics."""
+        place, numbers = (one.topic, one.partition), self._writer.numbers
+        told = {name: getattr(one, name) for name in ("late", "cut", "unsplittable", "untimed")}
+        numbers.add(place, {**told, "closing_seconds": one.closing_ms / 1000})
+        numbers.wait(place, one.waiting)
 
     def stop(self) -> None:
         self.pacer.stop()

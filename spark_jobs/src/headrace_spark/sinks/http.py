@@ -22,7 +22,7 @@ from headrace_spark.sinks import bulk
 from headrace_spark.sinks.answers import Answer, all_of
 from headrace_spark.sinks.callables import Context, Result
 from headrace_spark.sinks.port import SinkDown
-from headrace_spark.transforms.rows import Row
+from headrace_spark.transforms.rows import IDENTITY, Keying, Row
 
 SCHEMES: Final = ("http://", "https://")
 MAX_ANSWER: Final = 64 * 1024 * 1024
@@ -47,11 +47,13 @@ class BulkSink:
         timeout_ms: int = 30_000,
         charge_header: str = "",
         authorization_file: str = "",
+        keying: Keying = IDENTITY,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._url = url
         self._charge_header = charge_header
         self._clock = clock
+        self._keying = keying
         headers = {"Content-Type": "application/x-ndjson", "Accept": "application/json"}
         if authorization_file:
             headers["Authorization"] = _secret(Path(authorization_file))
@@ -60,14 +62,14 @@ class BulkSink:
     def send(self, rows: Sequence[Row], context: Context) -> Answer:
         """See `Destination`."""
         try:
-            status, headers, content = self._post(bulk.body(rows), context)
+            status, headers, content = self._post(bulk.body(rows, self._keying), context)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise SinkDown(f"no connection: {error}") from error
         except httpx.UnsupportedProtocol as error:
             raise ConfigError("sink", str(error)) from error
         except (httpx.RequestError, _Late) as error:
             return Answer(all_of(rows, "unknown", repr(error)))
-        answer = bulk.read(rows, status, headers, content, self._clock())
+        answer = bulk.read(rows, status, headers, content, self._clock(), self._keying)
         charge = bulk.charged(headers.get(self._charge_header)) if self._charge_header else None
         return msgspec.structs.replace(answer, charge=charge)
 
