@@ -27,6 +27,8 @@ from headrace_spark.sinks.port import SinkDown
 from headrace_spark.transforms.records import Report
 
 BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SHOWN_NS: Final = 15 * SECOND_NS
+"""So that a usual scrape sees it."""
 CLASSES: Final = ("done", "retry", "reject", "down", "error")
 T = TypeVar("T")
 
@@ -65,7 +67,7 @@ class Watched:
         """The largest part of a micro-batch's rows that one key has."""
         self.beside: LaneNumbers | None = None
         """What is counted besides, of lanes."""
-        self._tasks_rate = 0.0
+        self._tasks_rate, self._tasks_until_ns = 0.0, 0
         listen = getattr(inner, "listen", None)
         if listen is not None:
             listen(self.heard)
@@ -76,12 +78,14 @@ class Watched:
 
     def used(self) -> int:
         """See `Pacing`: of all processes of the job, as far as they are known here."""
-        return self._inner.used() + (0 if getattr(self._inner, "everywhere", False) else round(self._tasks_rate))
+        told = getattr(self._inner, "everywhere", False) or time.monotonic_ns() >= self._tasks_until_ns
+        return self._inner.used() + (0 if told else round(self._tasks_rate))
 
     def tasks(self, units: int, took_ns: int) -> None:
         """The tasks of a stage sent so many units. Where the inner pacing does not see other processes, the mean of the
-        latest stage stands for what they send in a second."""
-        self._tasks_rate = units / max(1.0, took_ns / SECOND_NS)
+        stage stands for what they send in a second, for as long as it took, and for `SHOWN_NS` at least."""
+        self._tasks_rate = units / (max(SECOND_NS, took_ns) / SECOND_NS)
+        self._tasks_until_ns = time.monotonic_ns() + max(SHOWN_NS, took_ns)
 
     def stop(self) -> None:
         """See `Pacing`."""
