@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from collections.abc import Callable, Iterator
@@ -59,7 +60,7 @@ def test_a_bulk_store_that_refuses_cuts_and_shrinks_gets_every_row_once(
 ) -> None:
     one = job(
         sink=store.url, request_timeout_ms=30_000, max_attempts=4, charge_header="X-Charge",
-        expected_cost_per_record=2.0,
+        expected_cost_per_record=2.0, master="local[1,4]", max_concurrent_batches=1,
     )  # fmt: skip
     late = document(900, [member(1, 1.0, "ok"), member(2, 2.0, "late"), member(3, 3.0, "bad")])
     produce(one, documents(20), spread=PARTITIONS)
@@ -125,6 +126,40 @@ def test_a_bulk_store_that_refuses_cuts_and_shrinks_gets_every_row_once(
     produce(one, documents(1, 50))
     assert one.wait() == 2, one.log()[-4000:]
     assert "401" in one.log()
+
+
+@pytest.mark.soak
+def test_tasks_send_side_by_side_and_lanes_in_order_over_the_death_of_workers(
+    job: Callable[..., Job], store: BulkServer
+) -> None:
+    one = job(sink=store.url, request_timeout_ms=30_000, available_now=True, max=10, on_exhausted="fail")
+    retry_topics(one)
+    produce(one, documents(40), spread=PARTITIONS)
+    store.script += [status(429, {"Retry-After": "1"}), cut]
+    assert one.run(environment={"HEADRACE_SPARK_FAULT": "task:0:0:0,task:0:1:0"}) == 0, one.log()[-4000:]
+    assert len(store.rows()) == 400
+    assert 0 < largest_window(one) <= 400
+    totals = dict(one.sql("state.db", "SELECT name, value FROM hr_total"))
+    assert totals["rows"] == totals["inserted"] + totals["repeats"] == 400
+    again = [name for names in store.requests for name in names]
+    assert len(again) - 400 <= 10 * (2 + 2 * 4), "of what died at most what was at work goes twice"
+
+    two = job(
+        one.folder / "lanes", job="lanes", sink=store.url.replace("measurements", "lanes"), mode="lanes",
+        lane_mode="backlog", available_now=True, max=30,
+    )  # fmt: skip
+    store.documents.clear()
+    store.headers.clear()
+    store.script += [status(503), cut]
+    assert two.run(environment={"HEADRACE_SPARK_FAULT": "task:0:0:0"}) == 0, two.log()[-4000:]
+    assert len(store.rows()) == 400
+    keys = [found["Idempotency-Key"] for found in store.headers]
+    for lane in range(PARTITIONS):
+        own = [key for key in keys if key.startswith(f"{two.prefix}batches-{lane}:")]
+        once = [key for key, after in itertools.pairwise([*own, ""]) if key != after]
+        places = [tuple(map(int, key.split(":")[1:])) for key in once]
+        assert places == sorted(set(places)), "one after the other"
+    assert 0 < largest_window(two) <= 400
 
 
 def test_a_delta_table_gets_a_micro_batch_once_over_a_death_between_commit_and_ledger(

@@ -78,18 +78,26 @@ class _Tally:
 
 
 class Attempts:
-    """Sends one request after the other. `cancelled` tells a destination that the job ends."""
+    """Sends requests, of several threads at a time. `learned` is what the process knows of charges, if costs are
+    learned; `cancelled` tells a destination that nobody waits any more."""
 
     def __init__(
-        self, settings: Settings, ledger: Ledger, destination: Destination, pacer: PausingPacing, patience: Patience
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        destination: Destination,
+        pacer: PausingPacing,
+        patience: Patience,
+        learned: LearnedCost | None = None,
+        cancelled: threading.Event | None = None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._destination = destination
         self._pacer = pacer
         self._patience = patience
-        self._learned = LearnedCost(settings.cost_of.of, len) if settings.cost_of.learned else None
-        self.cancelled = threading.Event()
+        self._learned = learned
+        self.cancelled = cancelled or threading.Event()
 
     def send(self, batch: Batch, request: Request) -> Ended:
         """Try until every row has its end. Raises `SinkDown`, `StateDown`, `ConfigError`, and what a function
@@ -149,7 +157,12 @@ class Attempts:
             return self._settings.cost_of.of(rows)
         estimate = self._learned(rows)
         assert isinstance(estimate, int), "a charge has one dimension"
-        return min(estimate, self._settings.usable)
+        return min(estimate, self._settings.request_capacity)
+
+
+def learning(settings: Settings) -> LearnedCost | None:
+    """What a process learns of charges, if the job's costs are learned."""
+    return LearnedCost(settings.cost_of.of, len) if settings.cost_of.learned else None
 
 
 def _halves(part: _Part, tally: _Tally) -> list[_Part]:

@@ -19,9 +19,10 @@ from headrace_core.capacity.errors import LeaseStoreUnavailable
 from headrace_core.capacity.protocol import StoreStatus
 from headrace_core.capacity.resources import ProvisionedResource, SharedResource
 from headrace_core.capacity.units import Amount
+from headrace_core.errors import HeadraceError
 from headrace_spark.database import StateDown
 from headrace_spark.host_pacing import HostPacer
-from headrace_spark.pacing import SECOND_NS, Pacer, Pacing
+from headrace_spark.pacing import SECOND_NS, Pacer, PausingPacing
 from headrace_spark.patience import Patience
 from headrace_spark.settings import Settings
 
@@ -44,19 +45,25 @@ class Eager(SharedResource):
 
 
 def in_driver(settings: Settings) -> Pacer:
-    """Pacing of a job of which only the driver sends (path `direct`, mode `lanes`)."""
+    """Pacing of a job of which only the driver sends (SQL databases on the path `direct`, and Delta Lake)."""
     if settings.lease_store:
         return _leased(settings)
-    return Pacer(ProvisionedResource(_share(settings)), settings.headroom)
+    return Pacer(
+        ProvisionedResource(_share(settings)),
+        settings.headroom,
+        concurrent=settings.max_concurrent_batches,
+        max_wait_ms=settings.max_wait_ms,
+    )
 
 
-def in_every_process(settings: Settings) -> Callable[[], Pacing]:
-    """What makes the pacing of a process, in the driver and in each Python worker (path `staged`): all of them together
-    keep to the capacity. The function can be sent to tasks."""
+def in_every_process(settings: Settings) -> Callable[[], PausingPacing]:
+    """What makes the pacing of a process, in the driver and in each Python worker (path `staged`, and where tasks
+    send): all of them together keep to the capacity. The function can be sent to tasks."""
     if settings.lease_store:
         return functools.partial(_leased, settings)
     name = hashlib.sha256(f"{settings.job}\0{settings.state_dsn}".encode()).hexdigest()[:24]
-    return functools.partial(HostPacer, Path(tempfile.gettempdir()) / f"headrace-{name}.capacity", settings.usable)
+    file = Path(tempfile.gettempdir()) / f"headrace-{name}.capacity"
+    return functools.partial(HostPacer, file, settings.usable, settings.max_wait_ms)
 
 
 class LeaseStoreDown(StateDown):
@@ -91,7 +98,23 @@ def _leased(settings: Settings) -> Pacer:
     )
     resource.most = _most(settings) if settings.max_share < 1 else 0
     Patience(settings.sink_down_max_ms).keep(functools.partial(_made_known, resource))
-    return Pacer(resource, settings.headroom, quarantine=False)
+    return Pacer(
+        resource,
+        settings.headroom,
+        quarantine=False,
+        concurrent=settings.max_concurrent_batches,
+        max_wait_ms=settings.max_wait_ms,
+        elsewhere=functools.partial(_elsewhere, status(settings)),
+    )
+
+
+def _elsewhere(ask: Callable[[], StoreStatus] | None) -> bool:
+    """Whether anybody uses the resource, as far as the store knows; asked by one who sends nothing."""
+    try:
+        used = ask().used if ask is not None else 0
+    except HeadraceError:
+        return False
+    return any(used.values()) if isinstance(used, dict) else used > 0
 
 
 def _made_known(resource: SharedResource) -> None:

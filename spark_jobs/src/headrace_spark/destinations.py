@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from headrace_core.errors import ConfigError
+from headrace_spark.transforms.rows import KEY_COLUMNS, VERSION_COLUMNS
 
 if TYPE_CHECKING:
     from headrace_spark.settings import Settings
@@ -45,6 +46,42 @@ def answers(settings: Settings) -> bool:
 def retries(settings: Settings) -> bool:
     """Whether the job has a delayed retry topic."""
     return answers(settings) and settings.on_exhausted == "retry" and settings.max_rounds > 0
+
+
+def sent_by_tasks(settings: Settings) -> bool:
+    """Whether tasks send the requests that the driver planned."""
+    return settings.mode == "lanes" or answers(settings)
+
+
+def check_lanes(found: Settings) -> None:
+    """Raise `ConfigError` for the first field that cannot work with the sink in mode `lanes`."""
+    named = found.sink.startswith((*HTTP, CALL))
+    _require(named, "sink", "must be call:module:function or http(s)://... for the mode lanes")
+    if found.sink.startswith(CALL):
+        _require(_CALL.fullmatch(found.sink), "sink", "must be call:module:function")
+    else:
+        _http(found)
+
+
+def check_tasks(found: Settings, local: bool) -> None:
+    """Raise `ConfigError` if tasks on other hosts could not do their part; `local`: all are on this one."""
+    shared = local or found.state_dsn.startswith(("postgresql://", "postgres://"))
+    _require(shared, "state_dsn", "must be PostgreSQL: tasks on other hosts record there what they sent")
+    _require(local or found.lease_store, "master", "must be local without a lease_store: tasks on every host send")
+
+
+def check_keying(found: Settings) -> None:
+    """Raise `ConfigError` for a key or version that cannot be."""
+    for field, given in (("key", found.key), ("version", found.version)):
+        tables = "must not be given: only http(s) and call sinks in mode keyed have it; a table's key is its own"
+        _require(not given or answers(found), field, tables)
+    for name in found.key:
+        _require(name in KEY_COLUMNS, "key", f"{name!r} is none of the columns {', '.join(KEY_COLUMNS)}")
+    _require(len(set(found.key)) == len(found.key), "key", "names a column twice")
+    if found.version:
+        names = f"must be one of {', '.join(VERSION_COLUMNS)}"
+        _require(found.version in VERSION_COLUMNS, "version", f"{found.version!r} {names}")
+        _require(found.version not in found.keying.key, "version", "is part of the key, so it never differs")
 
 
 def check(found: Settings) -> None:

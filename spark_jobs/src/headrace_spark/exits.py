@@ -33,6 +33,19 @@ class Rejection(HeadraceError):
     code = "sink_rejected"
 
 
+class Stalled(HeadraceError):
+    """Nothing has gone out for `max_wait_ms`, here or elsewhere, and this waited all the time."""
+
+    code = "stalled"
+    retry = True
+
+
+class Superseded(HeadraceError):
+    """Another start of the job sends now; this one must not."""
+
+    code = "superseded"
+
+
 class Stopping(HeadraceError):
     """The job was told to stop before this micro-batch began; it stays uncommitted."""
 

@@ -1,7 +1,7 @@
 """One micro-batch of mode `keyed` for a destination that answers for each row (spark-writer.md 7 and 8).
 
-Theory: the plan is that of the direct path. Each request is tried until all its rows have an end, and its `Ended` is
-recorded before the next one goes out, so a repeat after a kill goes on where it was. What was not written is told when
+Theory: the plan is that of the direct path. Tasks try each request until all its rows have an end, and record its
+`Ended` (`sending.py`), so a repeat after a kill goes on where it was. What was not written is told when
 all requests have ended: a dead letter for each member that was rejected, or is late for the last time; the record
 again, with its members that are late, to the delayed retry topic. Both are acknowledged before the commit.
 
@@ -24,6 +24,7 @@ from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.patience import Patience
 from headrace_spark.plan import Plan, corrupt, plan
+from headrace_spark.sending import Carried, Courier, Packed
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch, Outcome
 from headrace_spark.sinks.staging import Place
@@ -51,6 +52,32 @@ class _Left(msgspec.Struct, frozen=True):
     detail: str
 
 
+class KeyedSender:
+    """Implements `Sender`: tries a request until all its rows have an end. Raises `Exhausted` besides what `Attempts`
+    raises."""
+
+    def __init__(self, settings: Settings, attempts: Attempts) -> None:
+        self._settings = settings
+        self._attempts = attempts
+
+    def stands(self, end: str) -> bool:
+        """See `stands`."""
+        return stands(self._settings, end)
+
+    def send(self, batch: Batch, one: Packed) -> tuple[str, int]:
+        """The end is an `Ended`, which has all tries."""
+        end = self._attempts.send(batch, one.request)
+        if end.late and self._settings.on_exhausted == "fail":
+            detail = next(iter(end.late.values()))
+            raise Exhausted(f"{len(end.late)} rows of request {one.request.id} were not taken: {detail}")
+        return msgspec.json.encode(end).decode(), 0
+
+
+def stands(settings: Settings, end: str) -> bool:
+    """Whether a recorded end is one for this job: what is late is none for a strict job."""
+    return settings.on_exhausted != "fail" or not _decode(end).late
+
+
 class KeyedWriter:
     """The driver's part; as `BatchWriter`. `retries` is where delayed records go; `now_ms` the wall clock."""
 
@@ -58,23 +85,21 @@ class KeyedWriter:
         self,
         settings: Settings,
         ledger: Ledger,
-        attempts: Attempts,
+        courier: Courier,
         outbox: Outbox,
         retries: Outbox,
         patience: Patience,
         *,
         faults: Faults = NO_FAULTS,
-        advanced: Callable[[], None] = lambda: None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._attempts = attempts
+        self._courier = courier
         self._outbox = outbox
         self._retries = retries
         self._patience = patience
         self._faults = faults
-        self._advanced = advanced
         self._now_ms = now_ms
 
     def done(self, batch: Batch) -> bool:
@@ -89,7 +114,8 @@ class KeyedWriter:
             raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
         keep, ids = self._patience.keep, {one.taken.id for one in reports if one.taken is not None}
         seen = keep(lambda: self._ledger.seen(ids))
-        planned = plan(reports, seen, self._settings.job, self._settings.cost_of, self._settings.bounds)
+        settings = self._settings
+        planned = plan(reports, seen, settings.job, settings.cost_of, settings.bounds, settings.keying)
         ended = self._send(batch, planned.requests)
         self._faults.passed("sent", batch.batch_id)
         left = [one for request, end in ended for one in _left(request, end)]
@@ -111,24 +137,11 @@ class KeyedWriter:
         if not requests:
             return []
         known = self._patience.keep(lambda: self._ledger.sent(batch))
-        found: list[tuple[Request, Ended]] = []
-        for request in requests:
-            text = known.get(request.id)
-            end = _decode(text) if text else None
-            if end is None or (end.late and self._settings.on_exhausted == "fail"):
-                end = self._ended(batch, request)
-            found.append((request, end))
-            self._advanced()
-        return found
-
-    def _ended(self, batch: Batch, request: Request) -> Ended:
-        end = self._attempts.send(batch, request)
-        if end.late and self._settings.on_exhausted == "fail":
-            detail = next(iter(end.late.values()))
-            raise Exhausted(f"{len(end.late)} rows of request {request.id} were not taken: {detail}")
-        text = msgspec.json.encode(end).decode()
-        self._patience.keep(lambda: self._ledger.record_sent(batch, request.id, text))
-        return end
+        stays = {name for name, text in known.items() if stands(self._settings, text)}
+        queues = [[Packed("", -1, 0, one)] for one in requests if one.id not in stays]
+        carried = self._courier.carry(batch, queues) if queues else Carried()
+        ends = {**known, **carried.ends}
+        return [(one, _decode(ends[one.id])) for one in requests]
 
     def _told(
         self, left: Sequence[_Left], reports: Sequence[Report], fetch: Fetch

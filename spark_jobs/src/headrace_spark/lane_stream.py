@@ -61,7 +61,8 @@ class Packet(msgspec.Struct, frozen=True):
 
 class LaneStep(msgspec.Struct, frozen=True):
     """What a micro-batch means for one lane. `refused` of `judged` rows count for the circuit breaker; `waiting` rows
-    are kept; the other numbers are of the rows that were packed (packing.md 7)."""
+    are kept; the other numbers are of the rows that were packed (packing.md 7); those in requests waited for
+    `closing_ms` in sum."""
 
     topic: str
     partition: int
@@ -78,6 +79,7 @@ class LaneStep(msgspec.Struct, frozen=True):
     cut: int
     unsplittable: int
     untimed: int
+    closing_ms: int = 0
 
 
 class Stepped(msgspec.Struct, frozen=True):
@@ -125,6 +127,7 @@ def step(
         numbers.cut,
         numbers.unsplittable,
         numbers.untimed,
+        sum(now_ms - seen_ms for batch in packed.batches for seen_ms in batch.seen_ms),
     )
     return Stepped(Memory(state, memory.first, memory.last, memory.index + len(packets)), done, packed.due_ms)
 

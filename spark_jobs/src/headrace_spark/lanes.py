@@ -4,7 +4,7 @@ Theory: a lane is a Kafka partition. In backlog mode each micro-batch is packed 
 function of its records, so a repeat has the same requests under the same ids (stream mode: `lane_stream.py`). A lane
 sends one request at a time; the next one goes only after the success of this one is recorded in `hr_sent`. A repeat
 skips what is recorded, so at most the one request whose outcome is unknown goes twice. The record goes away with the
-commit of the micro-batch.
+commit of the micro-batch. Tasks send, a lane is a queue of its own (`sending.py`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
-import msgspec
 import structlog
 
 from headrace_core.packing.ids import batch_id
+from headrace_core.packing.lane import Counts as Packing
 from headrace_core.packing.lane import Lane, LaneState
 from headrace_core.packing.settings import PackingSettings
 from headrace_spark.counts import Counts
 from headrace_spark.database import Transaction
 from headrace_spark.exits import CorruptInput, Rejection
+from headrace_spark.lane_numbers import LaneNumbers, Place
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
-from headrace_spark.pacing import Pacing
+from headrace_spark.pacing import PausingPacing
 from headrace_spark.patience import Patience
 from headrace_spark.plan import Sifted, corrupt, sift
+from headrace_spark.sending import Carried, Courier, Packed
 from headrace_spark.settings import Settings
-from headrace_spark.sinks.callables import CallableSink, Context, Result
+from headrace_spark.sinks.callables import Context, Result
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.transforms.dead_letters import DeadLetter, by_reason
 from headrace_spark.transforms.records import Report
@@ -41,18 +43,14 @@ _LONGEST_WAIT_S: Final = 30.0
 _log = structlog.get_logger("headrace_spark")
 
 
-class Packed(msgspec.Struct, frozen=True):
-    """A request of a lane, in order."""
-
-    topic: str
-    partition: int
-    first: int
-    request: Request
-
-
-def pack(reports: Sequence[Report], fresh: Sequence[Report], settings: Settings) -> list[Packed]:
+def pack(
+    reports: Sequence[Report],
+    fresh: Sequence[Report],
+    settings: Settings,
+    told: Callable[[Place, Packing], object] = lambda *_: None,
+) -> list[Packed]:
     """The requests of every lane, each lane's in the order of sending. `reports` are all records of the micro-batch,
-    `fresh` those with an effect."""
+    `fresh` those with an effect; `told` gets the packer's counts of each lane."""
     lane = Lane(PackingSettings(max=settings.max, mode="backlog"))
     spans: dict[tuple[str, int], list[int]] = {}
     for one in reports:
@@ -60,18 +58,24 @@ def pack(reports: Sequence[Report], fresh: Sequence[Report], settings: Settings)
     return [
         found
         for place, offsets in sorted(spans.items())
-        for found in _lane(lane, place, (min(offsets), max(offsets)), fresh, settings)
+        for found in _lane(lane, place, (min(offsets), max(offsets)), fresh, settings, told)
     ]
 
 
 def _lane(
-    lane: Lane, place: tuple[str, int], span: tuple[int, int], fresh: Sequence[Report], settings: Settings
+    lane: Lane,
+    place: Place,
+    span: tuple[int, int],
+    fresh: Sequence[Report],
+    settings: Settings,
+    told: Callable[[Place, Packing], object],
 ) -> Iterator[Packed]:
     inside = [one.taken for one in fresh if (one.topic, one.partition) == place and one.taken is not None]
     found = [row for taken in inside for row in rows(taken)]
     numbers = [number.to_bytes(8, "big") for number in range(len(found))]
     ids = [f"{row.source}${row.metric}" for row in found]
     step = lane.step(LaneState(), ids, [row.time_ms for row in found], numbers, now_ms=0, end=True)
+    told(place, step.counts)
     for index, batch in enumerate(step.batches):
         chunk = [found[int.from_bytes(value, "big")] for value in batch.values]
         name = batch_id(f"{place[0]}-{place[1]}", *span, index)
@@ -79,29 +83,17 @@ def _lane(
 
 
 class LaneWriter:
-    """The driver's part; as `BatchWriter`, with a function as the sink. `cancelled` tells the function
-    that the job ends."""
+    """The driver's part; as `BatchWriter`. `courier` sends the requests of each lane in order."""
 
     def __init__(
-        self,
-        settings: Settings,
-        ledger: Ledger,
-        sink: CallableSink,
-        outbox: Outbox,
-        pacer: Pacing,
-        patience: Patience,
-        *,
-        advanced: Callable[[], None] = lambda: None,
+        self, settings: Settings, ledger: Ledger, outbox: Outbox, courier: Courier, patience: Patience
     ) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._sink = sink
         self._outbox = outbox
-        self._pacer = pacer
+        self._courier = courier
         self._patience = patience
-        self._advanced = advanced
-        self._retries = 0
-        self.cancelled = threading.Event()
+        self.numbers = LaneNumbers(settings.max)
 
     def done(self, batch: Batch) -> bool:
         """True if the ledger has this micro-batch."""
@@ -114,7 +106,13 @@ class LaneWriter:
             raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
         keep, ids = self._patience.keep, {one.taken.id for one in reports if one.taken is not None}
         sifted = sift(reports, keep(lambda: self._ledger.seen(ids)), self._settings.job)
-        return self.deliver(batch, sifted, pack(reports, sifted.fresh, self._settings), sifted.ids)
+        packings: dict[Place, Packing] = {}
+        packed = pack(reports, sifted.fresh, self._settings, packings.__setitem__)
+        counts = self.deliver(batch, sifted, packed, sifted.ids)
+        for place, found in packings.items():
+            told = {"late": found.late, "cut": found.cut, "unsplittable": found.unsplittable, "untimed": found.untimed}
+            self.numbers.add(place, told)
+        return counts
 
     def deliver(
         self,
@@ -130,22 +128,71 @@ class LaneWriter:
         if sifted.letters:
             self._outbox.send(sifted.letters)
         sent = keep(lambda: self._ledger.sent(batch))
-        refused: list[tuple[Packed, str]] = []
+        lanes: dict[tuple[str, int], list[Packed]] = {}
         for one in packed:
-            outcome = sent.get(one.request.id)
-            if outcome is None:
-                outcome = self._send(batch, one)
-            if outcome:
-                refused.append((one, outcome))
-            self._advanced()
+            if one.request.id not in sent:
+                lanes.setdefault((one.topic, one.partition), []).append(one)
+        carried = self._courier.carry(batch, list(lanes.values())) if lanes else Carried()
+        ends = {**sent, **carried.ends}
+        refused = [one for one in packed if ends[one.request.id]]
         counts = self._counted(sifted, packed, refused)
-        counts.retries, self._retries = self._retries, 0
+        counts.retries = sum(carried.retries.values())
         keep(lambda: self._ledger.commit(batch, counts, ids, time.time_ns() // 1_000_000, beside))
+        for one in packed:
+            name = one.request.id
+            told = {"skipped": name in sent, "rejected": bool(ends[name]), "retries": carried.retries.get(name, 0)}
+            self.numbers.add((one.topic, one.partition), {"requests": 1, "rows": len(one.request.rows), **told})
         return counts
 
-    def _send(self, batch: Batch, one: Packed) -> str:
-        """Until the destination has answered for good; returns why it refused the content, else an empty text. The
-        answer is recorded before the next request goes out."""
+    def _counted(self, sifted: Sifted, packed: Sequence[Packed], refused: Sequence[Packed]) -> Counts:
+        counts = sifted.counts
+        counts.rows = sum(len(one.request.rows) for one in packed)
+        counts.rows_refused = sum(len(one.request.rows) for one in refused)
+        counts.inserted = counts.rows - counts.rows_refused
+        counts.requests = len(packed)
+        counts.cost = sum(one.request.cost for one in packed)
+        counts.dead_letters = by_reason(sifted.letters)
+        if refused:
+            counts.dead_letters["sink_rejected"] = len(refused)
+        return counts
+
+
+class LaneSink(Protocol):
+    """A destination that takes a request whole or not at all."""
+
+    def write(self, rows: Sequence[Row], context: Context) -> Result:
+        """One request. Raises `SinkDown` if its outcome is unknown, `ConfigError` if none can ever be taken."""
+        ...
+
+
+class LaneSender:
+    """Implements `Sender`. `cancelled` tells a function that nobody waits any more."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        sink: LaneSink,
+        outbox: Outbox,
+        pacer: PausingPacing,
+        patience: Patience,
+        cancelled: threading.Event | None = None,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._sink = sink
+        self._outbox = outbox
+        self._pacer = pacer
+        self._patience = patience
+        self._cancelled = cancelled or threading.Event()
+
+    def stands(self, end: str) -> bool:  # noqa: ARG002
+        """Whatever is recorded."""
+        return True
+
+    def send(self, batch: Batch, one: Packed) -> tuple[str, int]:
+        """Until the destination has answered for good; the end is why it refused the content, else an empty text.
+        Raises `SinkDown`, `Rejection`, `StateDown` and `OutboxDown`."""
         began, wait, attempt = time.monotonic_ns(), _FIRST_WAIT_S, 1
         while True:
             result = self._attempt(batch, one, attempt)
@@ -155,14 +202,14 @@ class LaneWriter:
             if waited_ms >= self._settings.max_send_ms or self._patience.stopping():
                 raise SinkDown(f"request {one.request.id} was not taken: {result.detail}")
             _log.warning("request not taken", request=one.request.id, detail=result.detail, attempt=attempt)
+            if result.busy or result.retry_after_ms > 0:
+                self._pacer.pause(result.retry_after_ms or None, "resource")
             self._patience.sleep(max(wait, result.retry_after_ms / 1000))
-            self._retries += 1
             wait, attempt = min(wait * 2, _LONGEST_WAIT_S), attempt + 1
         detail = (result.detail or "refused") if result.outcome == "reject" else ""
         if detail:
             self._refuse(one, detail, attempt)
-        self._patience.keep(lambda: self._ledger.record_sent(batch, one.request.id, detail))
-        return detail
+        return detail, attempt - 1
 
     def _attempt(self, batch: Batch, one: Packed, attempt: int) -> Result:
         request = one.request
@@ -171,31 +218,21 @@ class LaneWriter:
             self._ledger.dispatch(at_ns, request.cost, len(request.rows))
             deadline_ns = at_ns + self._settings.max_send_ms * 1_000_000
             context = Context(
-                batch.query_id, batch.batch_id, one.partition, attempt, request.id, deadline_ns, self.cancelled
+                batch.query_id, batch.batch_id, one.partition, attempt, request.id, deadline_ns, self._cancelled
             )
             return self._sink.write(request.rows, context)
 
         try:
-            return self._pacer.run(request.cost, call)
+            result = self._pacer.settled(request.cost, call, lambda answer: answer.charge)
         except SinkDown as error:
-            return Result("retry", str(error))
+            result = Result("retry", str(error))
+        self._pacer.answered(well=result.outcome != "retry")
+        return result
 
     def _refuse(self, one: Packed, detail: str, attempts: int) -> None:
         if self._settings.on_reject == "stop":
             raise Rejection(f"request {one.request.id} was refused: {detail}")
         self._outbox.send([parked(one, detail, attempts, self._settings.job)])
-
-    def _counted(self, sifted: Sifted, packed: Sequence[Packed], refused: Sequence[tuple[Packed, str]]) -> Counts:
-        counts = sifted.counts
-        counts.rows = sum(len(one.request.rows) for one in packed)
-        counts.rows_refused = sum(len(one.request.rows) for one, _ in refused)
-        counts.inserted = counts.rows - counts.rows_refused
-        counts.requests = len(packed)
-        counts.cost = sum(one.request.cost for one in packed)
-        counts.dead_letters = by_reason(sifted.letters)
-        if refused:
-            counts.dead_letters["sink_rejected"] = len(refused)
-        return counts
 
 
 def parked(one: Packed, detail: str, attempts: int, job: str) -> DeadLetter:

@@ -4,7 +4,7 @@ Theory: one transaction writes the ledger row of a micro-batch, the ids of its b
 the job's totals. So a micro-batch is either not done, or done and counted, at every instant; kill -9 between any two
 steps changes no number. `hr_batch_ledger` answers "is it done?", `hr_seen` "was this document written before?",
 `hr_total` "how many so far?", `hr_query` "which checkpoint does this job belong to?", `hr_dispatch` "what went out,
-when?" (monotonic ns, cost, rows), the evidence for the capacity limit.
+when?" (monotonic ns, cost, rows), the evidence for the capacity limit. `hr_run` says which start of the job sends.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 
 from headrace_spark.counts import Counts, from_items
 from headrace_spark.database import Database, Transaction
+from headrace_spark.exits import Superseded
 from headrace_spark.sinks.port import Batch
 
 RECENT: Final = 100
@@ -28,6 +29,7 @@ _TABLES: Final = (
     " PRIMARY KEY (job, id))",
     "CREATE TABLE IF NOT EXISTS hr_sent (query_id TEXT NOT NULL, batch_id BIGINT NOT NULL, request_id TEXT NOT NULL,"
     " refused TEXT NOT NULL, PRIMARY KEY (query_id, batch_id, request_id))",
+    "CREATE TABLE IF NOT EXISTS hr_run (job TEXT PRIMARY KEY, run TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS hr_topic (job TEXT NOT NULL, topic TEXT NOT NULL, topic_id TEXT NOT NULL,"
     " PRIMARY KEY (job, topic))",
     "CREATE TABLE IF NOT EXISTS hr_gap (job TEXT NOT NULL, topic TEXT NOT NULL, kafka_partition BIGINT NOT NULL,"
@@ -41,9 +43,11 @@ _DAY_NS: Final = 86_400 * 1_000_000_000
 
 
 class Ledger:
-    """All calls may raise `StateDown`. `job` keeps several jobs in one store apart."""
+    """All calls may raise `StateDown`. `job` keeps several jobs in one store apart. `run` is the start of the job that
+    this process belongs to, where several processes of it send."""
 
-    def __init__(self, database: Database, job: str, seen_retention_ms: int = 7 * 86_400_000) -> None:
+    def __init__(self, database: Database, job: str, seen_retention_ms: int = 7 * 86_400_000, run: str = "") -> None:
+        self._run = run
         self._database = database
         self._job = job
         self._retention_ms = seen_retention_ms
@@ -191,12 +195,27 @@ class Ledger:
             spent, records = at.rows(query, (self._job,))[0]
         return float(spent) / float(records) if spent and records else None
 
+    def claim(self, run: str) -> None:
+        """From now on only processes of this start of the job send."""
+        with self._database.transaction() as at:
+            at.run(
+                "INSERT INTO hr_run (job, run) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET run = excluded.run",
+                (self._job, run),
+            )
+
     def dispatch(self, at_ns: int, cost: int, rows: int) -> None:
         """Record that a request goes out now; call it before the request does. `at_ns` is monotonic. Records are kept
-        for a day."""
+        for a day. Raises `Superseded` if another start of the job sends now."""
         with self._database.transaction() as at:
+            self._refuse_if_old(at)
             at.run("DELETE FROM hr_dispatch WHERE at_ns < ?", (at_ns - _DAY_NS,))
             at.run("INSERT INTO hr_dispatch (at_ns, cost, rows) VALUES (?, ?, ?)", (at_ns, cost, rows))
+
+    def _refuse_if_old(self, at: Transaction) -> None:
+        if self._run:
+            found = at.rows("SELECT run FROM hr_run WHERE job = ?", (self._job,))
+            if found != [(self._run,)]:
+                raise Superseded("another start of this job sends now")
 
     def _add(self, at: Transaction, counts: Counts, ids: Collection[str], now_ms: int) -> None:
         at.many(

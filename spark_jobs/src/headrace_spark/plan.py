@@ -15,7 +15,7 @@ from headrace_spark.counts import Counts
 from headrace_spark.transforms.costs import Cost
 from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, of_report
 from headrace_spark.transforms.records import Report
-from headrace_spark.transforms.rows import Bounds, Request, Row, highest, requests, rows
+from headrace_spark.transforms.rows import IDENTITY, Bounds, Keying, Request, Row, highest, requests, rows
 
 BREAKER_ROWS = 100
 
@@ -54,13 +54,15 @@ def sift(reports: Iterable[Report], seen: set[str], job: str) -> Sifted:
     return Sifted(fresh, letters, ids, counts)
 
 
-def plan(reports: Iterable[Report], seen: set[str], job: str, cost: Cost, bounds: Bounds) -> Plan:
+def plan(
+    reports: Iterable[Report], seen: set[str], job: str, cost: Cost, bounds: Bounds, keying: Keying = IDENTITY
+) -> Plan:
     """Plan one micro-batch. `seen` holds the document ids that earlier micro-batches wrote; `bounds` are those
-    of a request."""
+    of a request; `keying` says which rows are versions of one."""
     sifted = sift(reports, seen, job)
     counts = sifted.counts
     found: list[Row] = [row for one in sifted.fresh if one.taken is not None for row in rows(one.taken)]
-    kept = highest(found)
+    kept = highest(found, keying)
     cut = requests(kept, cost.of, bounds)
     counts.rows = len(found)
     counts.repeats = len(found) - len(kept)

@@ -20,12 +20,15 @@ import psycopg
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from headrace_core.capacity.events import Event
+from headrace_spark.lane_numbers import LaneNumbers
 from headrace_spark.observed import PREFIX
 from headrace_spark.pacing import SECOND_NS, Pacing, PausingPacing
 from headrace_spark.sinks.port import SinkDown
 from headrace_spark.transforms.records import Report
 
 BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SHOWN_NS: Final = 15 * SECOND_NS
+"""So that a usual scrape sees it."""
 CLASSES: Final = ("done", "retry", "reject", "down", "error")
 T = TypeVar("T")
 
@@ -62,6 +65,9 @@ class Watched:
         """Rows that wait in the staging table for their merge."""
         self.skew = 0.0
         """The largest part of a micro-batch's rows that one key has."""
+        self.beside: LaneNumbers | None = None
+        """What is counted besides, of lanes."""
+        self._tasks_rate, self._tasks_until_ns = 0.0, 0
         listen = getattr(inner, "listen", None)
         if listen is not None:
             listen(self.heard)
@@ -71,8 +77,15 @@ class Watched:
         return self._watch(cost, work, lambda attempt: self._inner.run(cost, attempt))
 
     def used(self) -> int:
-        """See `Pacing`."""
-        return self._inner.used()
+        """See `Pacing`: of all processes of the job, as far as they are known here."""
+        told = getattr(self._inner, "everywhere", False) or time.monotonic_ns() >= self._tasks_until_ns
+        return self._inner.used() + (0 if told else round(self._tasks_rate))
+
+    def tasks(self, units: int, took_ns: int) -> None:
+        """The tasks of a stage sent so many units. Where the inner pacing does not see other processes, the mean of the
+        stage stands for what they send in a second, for as long as it took, and for `SHOWN_NS` at least."""
+        self._tasks_rate = units / (max(SECOND_NS, took_ns) / SECOND_NS)
+        self._tasks_until_ns = time.monotonic_ns() + max(SHOWN_NS, took_ns)
 
     def stop(self) -> None:
         """See `Pacing`."""
@@ -147,6 +160,8 @@ class Watched:
         yield GaugeMetricFamily(PREFIX + "staging_rows", "rows staged and not yet merged", value=self.staged_rows)
         text = "largest part of the latest micro-batch's rows that one key has"
         yield GaugeMetricFamily(PREFIX + "key_skew", text, value=self.skew)
+        if self.beside is not None:
+            yield from self.beside.collect()
 
 
 class WatchedAnswers(Watched):

@@ -19,7 +19,7 @@ from headrace_spark.audit import Audit
 from headrace_spark.backfill import Backfill
 from headrace_spark.database import is_postgres
 from headrace_spark.transforms.costs import Cost, Dearest, cost
-from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
+from headrace_spark.transforms.rows import IDENTITY, MAX_ROW_BYTES, Bounds, Keying
 from headrace_spark.values import EMBEDDED as EMBEDDED
 from headrace_spark.values import dsn as _dsn
 from headrace_spark.values import require as _require
@@ -34,15 +34,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     a request, `max_bytes` the most bytes of their values; `topics` defaults to `<prefix>batches`; `metrics_port` 0
     takes a free port, and none means no server. `path`: "direct", or "staged" where sink and state are one PostgreSQL
     database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given.
-    `mode` "lanes" keeps the order of time for a sink `call:module:function`; `lane_mode` "stream" lets rows wait for
-    others of their time, for `lateness_ms` and `linger_ms` (packing.md 6); a request is tried again for `max_send_ms`,
-    and one that is refused is parked, or stops the job (`on_reject`). `lease_store` (`tcp://` with a token,
-    `postgresql://`, `redis://`, or `embedded` in the driver): the capacity is that of `resource`, shared with all that
-    use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of the
-    capacity.
+    `mode` "lanes" keeps the order of time for a sink `call:module:function` or `http(s)://...`; `lane_mode` "stream"
+    lets rows wait for others of their time, for `lateness_ms` and `linger_ms` (packing.md 6); a request is tried again
+    for `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store` (`tcp://` with a
+    token, `postgresql://`, `redis://`, or `embedded` in the driver): the capacity is that of `resource`, shared with
+    all that use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of
+    the capacity. `max_concurrent_batches`: most requests at work at one time in each process. `max_wait_ms`: how long
+    one waits for capacity while nothing goes out anywhere.
     `sink` `http(s)://...` or `call:...` in mode `keyed` (`destinations.py`): rows are tried `max_attempts` times, then
     their record goes to `retry_topic` (`<prefix><job>.retry`) and comes back on `<prefix><job>.again`, `max_rounds`
-    times at most; or the micro-batch fails (`on_exhausted`). `request_timeout_ms` bounds a try."""
+    times at most; or the micro-batch fails (`on_exhausted`). `request_timeout_ms` bounds a try. There `key` names
+    the columns that say what a row is, and `version` the one by which a row replaces another, if not the usual."""
 
     job: str
     kafka: str
@@ -69,6 +71,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     retry_topic: str = ""
     request_timeout_ms: int = 30_000
     charge_header: str = ""
+    key: list[str] = []
+    version: str = ""
     authorization_file: str = ""
     max: int = 500
     max_bytes: int = 4 * 1024 * 1024
@@ -80,6 +84,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     resource: str = ""
     weight: int = 4
     max_share: float = 1.0
+    max_concurrent_batches: int = 4
+    max_wait_ms: int = 600_000
     factor: int = 0
     trigger_ms: int = 5000
     available_now: bool = False
@@ -138,6 +144,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def cost_of(self) -> Cost:
         """The cost function."""
         return cost(self.cost)
+
+    @property
+    def keying(self) -> Keying:
+        """What a row is, and which of two is newer."""
+        return Keying(tuple(self.key or IDENTITY.key), self.version)
 
     @property
     def stage_cost_of(self) -> Cost:
@@ -206,14 +217,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def request_rows(self) -> int:
         """Most rows of one request: `max`, or fewer if the capacity takes fewer."""
-        largest = self.cost_of.largest(self.usable)
+        largest = self.cost_of.largest(self.request_capacity)
         return self.max if largest < 0 else min(self.max, largest)
 
     @property
     def bounds(self) -> Bounds:
         """Of one request. In Delta Lake it is a commit, which bytes and capacity bound."""
         rows = sys.maxsize if destinations.is_delta(self.sink) else self.request_rows
-        return Bounds(rows, self.max_bytes, self.usable)
+        return Bounds(rows, self.max_bytes, self.request_capacity)
 
     @property
     def chunk_bounds(self) -> Bounds:
@@ -226,10 +237,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return self._after_headroom(self.task_units)
 
     @property
+    def request_capacity(self) -> int:
+        """Units per second that a process which sends requests may use, so the most that a request may cost."""
+        return self.chunk_capacity if destinations.sent_by_tasks(self) else self.usable
+
+    @property
     def dearest(self) -> Dearest | None:
         """What a single row may cost; None if all cost the same, and the job was checked to fit one."""
         costs = [self.cost_of, self.stage_cost_of] if self.path == "staged" else [self.cost_of]
-        most = self.chunk_capacity if self.path == "staged" else self.usable
+        most = self.chunk_capacity if self.path == "staged" else self.request_capacity
         return Dearest(costs, most) if any(one.varies for one in costs) else None
 
 
@@ -261,13 +277,16 @@ def check(found: Settings) -> None:
         destinations.check(found)
     else:
         _dsn("sink", found.sink)
+    if destinations.sent_by_tasks(found):
+        destinations.check_tasks(found, _local(found))
     learns = destinations.answers(found) or not found.cost_of.learned
     _require(learns, "cost", "must not be learned(...) for a sink that tells no charge")
     _require(not (found.stage_cost and found.stage_cost_of.learned), "stage_cost", "must not be learned(...)")
+    destinations.check_keying(found)
     if found.cost_of.call:
         found.cost_of.function()
     _leases(found)
-    _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.usable}")
+    _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.request_capacity}")
     if found.path == "staged":
         _staged(found)
     _audit(found)
@@ -285,7 +304,8 @@ def _leases(found: Settings) -> None:
         lacks = f"is less than a leased partition, worth {found.partition_worth}: give a smaller factor"
         _require(found.share_units, "max_share", lacks)
         each = f"for each of {found.tasks_at_once} Python workers at one time {lacks}, or fewer tasks"
-        _require(found.path == "direct" or found.task_units, "max_share", each)
+        by_tasks = found.path == "staged" or destinations.sent_by_tasks(found)
+        _require(found.task_units or not by_tasks, "max_share", each)
         partitions = -(-found.capacity // found.partition_worth)
         _require(
             partitions <= MAX_PARTITIONS, "factor", f"makes {partitions} partitions, at most {MAX_PARTITIONS} may be"
@@ -294,14 +314,15 @@ def _leases(found: Settings) -> None:
 
 def _lanes(found: Settings) -> None:
     """Packed batches are never split, so a full one must fit (spark-writer.md 5)."""
-    _require(found.sink.startswith("call:"), "sink", "must be call:module:function for the mode lanes")
+    destinations.check_lanes(found)
     _require(found.path == "direct", "path", "must be direct for the mode lanes")
     ends = found.available_now and found.lane_mode == "stream"
     _require(
         not ends, "available_now", 'needs lane_mode = "backlog": in stream mode rows wait for a clock that goes on'
     )
     full = found.cost_of(found.max, found.max * MAX_ROW_BYTES)
-    _require(full <= found.usable, "cost", f"a full batch of {found.max} rows costs up to {full} of {found.usable}")
+    most = found.request_capacity
+    _require(full <= most, "cost", f"a full batch of {found.max} rows costs up to {full} of {most}")
 
 
 def _audit(found: Settings) -> None:

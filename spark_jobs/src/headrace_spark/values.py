@@ -33,6 +33,7 @@ _FRACTIONS: Final = {"share": (0, 1), "max_corrupt_share": (0, 1), "expected_cos
 _AT_LEAST_1: Final = (
     "capacity", "max", "max_bytes", "trigger_ms", "max_document_bytes", "stop_timeout_ms", "sink_down_max_ms",
     "seen_retention_ms", "max_send_ms", "weight", "max_attempts", "request_timeout_ms",
+    "max_concurrent_batches", "max_wait_ms",
 )  # fmt: skip
 _AT_LEAST_0: Final = (
     "max_rounds", "lateness_ms", "linger_ms", "factor", "min_offsets_per_trigger", "max_trigger_delay_ms",

@@ -22,6 +22,7 @@ class AtOnce:
 
     def __init__(self) -> None:
         self.costs: list[int] = []
+        self.pauses: list[tuple[int | None, str]] = []
 
     def run(self, cost: int, work: Callable[[int], Any]) -> Any:
         self.costs.append(cost)
@@ -29,6 +30,17 @@ class AtOnce:
 
     def used(self) -> int:
         return sum(self.costs)
+
+    def settled(self, cost: int, work: Callable[[int], Any], charge: Callable[[Any], int | None]) -> Any:
+        found = self.run(cost, work)
+        charge(found)
+        return found
+
+    def pause(self, retry_after_ms: int | None, scope: str) -> None:
+        self.pauses.append((retry_after_ms, scope))
+
+    def answered(self, *, well: bool) -> None:
+        """Nobody wants to know."""
 
 
 class Outbox:

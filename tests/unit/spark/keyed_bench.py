@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace_spark.attempts import Attempts
+from headrace_spark.attempts import Attempts, learning
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
-from headrace_spark.keyed import KeyedWriter
+from headrace_spark.keyed import KeyedSender, KeyedWriter
 from headrace_spark.ledger import Ledger
 from headrace_spark.patience import Patience
+from headrace_spark.sending import Carrier
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.answers import Answer, Destination, Verdict
 from headrace_spark.sinks.callables import Context
@@ -84,7 +85,6 @@ class Pacer(AtOnce):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pauses: list[tuple[int | None, str]] = []
         self.charges: list[int] = []
         self.answers: list[bool] = []
 
@@ -94,9 +94,6 @@ class Pacer(AtOnce):
         if charged is not None:
             self.charges.append(charged)
         return found
-
-    def pause(self, retry_after_ms: int | None, scope: str) -> None:
-        self.pauses.append((retry_after_ms, scope))
 
     def answered(self, *, well: bool) -> None:
         self.answers.append(well)
@@ -121,9 +118,11 @@ class Bench:
     def write(self, batch: int, records: Sequence[Record], **changes: object) -> Counts:
         settings = self.settings(**changes)
         patience = Patience(settings.sink_down_max_ms, sleep=self.slept.append)
-        attempts = Attempts(settings, self.ledger, self.destination, self.pacer, patience)
+        learned = learning(settings)
+        attempts = Attempts(settings, self.ledger, self.destination, self.pacer, patience, learned)
+        here = Carrier(KeyedSender(settings, attempts), self.ledger, patience)
         writer = KeyedWriter(
-            settings, self.ledger, attempts, self.outbox, self.retries, patience, now_ms=lambda: self.now_ms
+            settings, self.ledger, here, self.outbox, self.retries, patience, now_ms=lambda: self.now_ms
         )
         if writer.done(Batch("q", batch)):
             return Counts()

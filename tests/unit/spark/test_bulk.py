@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace_core.errors import ConfigError
 from headrace_spark.sinks.answers import Answer
 from headrace_spark.sinks.bulk import body, charged, document_id, read, retry_after_ms, version
-from headrace_spark.transforms.rows import Row
+from headrace_spark.transforms.rows import Keying, Row
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -143,3 +143,22 @@ def test_retry_after_is_seconds_or_a_date(text: str | None, ms: int | None) -> N
 )  # fmt: skip
 def test_a_charge_is_rounded_up_and_what_is_no_number_is_no_charge(text: str | None, units: int | None) -> None:
     assert charged(text) == units
+
+
+_LATEST = Keying(("source", "metric"))
+
+
+def test_a_configured_key_is_the_document_id_and_its_version_has_the_event_time() -> None:
+    def at(time_ms: int, closed_at: int) -> Row:
+        return Row("te/device/a//", "m", time_ms, closed_at, "0" * 32, 1.0, False)
+
+    rising = [at(-5, 0), at(7, 0), at(7, 9), at(8, 9), at(9, 9), at(9, 10), at(2**62, 2**62), at(2**62, 2**63 - 1)]
+    assert len({document_id(one, _LATEST) for one in rising}) == 1
+    numbers = [version(one, _LATEST) for one in rising]
+    assert numbers == sorted(numbers)
+    assert len(set(numbers[1:6])) == 4 + (numbers[1] != numbers[2])
+    assert 0 <= numbers[0] < numbers[-1] < 1 << 63
+    by_close = Keying(("source", "metric"), "closed_at")
+    assert [version(one, by_close) for one in (at(9, -1), at(8, 3), at(7, 4))] == [0, 3, 4]
+    action = json.loads(body([at(8, 3)], by_close).splitlines()[0])
+    assert action["index"]["_id"] == document_id(at(1, 1), by_close) != document_id(at(8, 3))

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace_core.capacity.errors import TooExpensive
+from headrace_spark.exits import Stalled
 from headrace_spark.host_pacing import SECOND_NS, HostPacer
 from tests.unit.spark.test_pacing import largest_window
 
@@ -98,3 +99,36 @@ def test_a_cost_that_can_never_fit_is_refused_and_a_failure_reaches_the_caller(t
     with pytest.raises(ConnectionError, match="gone"):
         pacer.run(1, fail)
     assert pacer.run(1, lambda _: "fine") == "fine"
+
+
+def test_a_pause_holds_for_all_processes_and_a_longer_one_extends_it(tmp_path: Path) -> None:
+    one, other = (HostPacer(tmp_path / "ledger", 1000) for _ in range(2))
+    one.run(1, lambda at: at)
+    began = time.monotonic_ns()
+    one.pause(700, "resource")
+    other.pause(900, "resource")
+    assert other.run(1, lambda at: at) >= began + 900_000_000
+    began = time.monotonic_ns()
+    one.pause(5_000, "instance")
+    assert other.run(1, lambda at: at) < began + 5 * SECOND_NS, "a pause of one instance holds there alone"
+
+
+def test_a_pause_of_an_earlier_start_of_the_machine_is_none(tmp_path: Path) -> None:
+    (tmp_path / "ledger.pause").write_bytes(bytes(16) + (1 << 62).to_bytes(8, "little"))
+    assert HostPacer(tmp_path / "ledger", 100).run(1, lambda at: at) > 0
+
+
+def test_a_charge_above_the_cost_is_spent(tmp_path: Path) -> None:
+    pacer = HostPacer(tmp_path / "ledger", 100)
+    at_ns = pacer.settled(10, lambda at: at, lambda _: 100)
+    assert pacer.settled(1, lambda at: at, lambda _: None) >= at_ns + SECOND_NS
+
+
+def test_what_waits_while_nothing_goes_out_fails_with_the_reason(tmp_path: Path) -> None:
+    pacer = HostPacer(tmp_path / "ledger", 100, max_wait_ms=300)
+    pacer._max_wait_ns *= 10  # the first second is no stall
+    pacer.run(1, lambda at: at)
+    pacer._max_wait_ns //= 10
+    pacer.pause(600_000, "resource")
+    with pytest.raises(Stalled, match=r"300 ms \(max_wait_ms\): paused"):
+        HostPacer(tmp_path / "ledger", 100, max_wait_ms=300).run(1, lambda at: at)

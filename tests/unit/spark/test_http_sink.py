@@ -14,7 +14,7 @@ import pytest
 from headrace_core.errors import ConfigError
 from headrace_spark.sinks import http
 from headrace_spark.sinks.answers import Answer
-from headrace_spark.sinks.callables import Context
+from headrace_spark.sinks.callables import Context, Result
 from headrace_spark.sinks.http import BulkSink
 from headrace_spark.sinks.port import SinkDown
 from tests.support.bulk_server import BulkServer, cut, cut_before, cut_within, items, silent, status
@@ -123,3 +123,59 @@ def test_a_store_that_refuses_all_of_it_is_an_error_of_configuration(store: Bulk
     store.script.append(status(401))
     with pytest.raises(ConfigError, match=r"^sink: .*401"):
         send(store)
+
+
+def whole(store: BulkServer, count: int = 3, **more: Any) -> Result:
+    sink = BulkSink(store.url, **more)
+    try:
+        context = Context("q", 0, 1, 1, "t-1:0:9:0", time.monotonic_ns() + 60_000_000_000, threading.Event())
+        return sink.write(rows(count), context)
+    finally:
+        sink.close()
+
+
+def test_a_request_of_a_lane_is_taken_whole_and_known_by_its_id(store: BulkServer) -> None:
+    store.charge = 2.0
+    assert whole(store, charge_header="X-Charge") == Result(charge=6)
+    assert whole(store) == Result(), "a repeat has no effect"
+    assert len(store.rows()) == 3
+    assert store.headers[0]["Idempotency-Key"] == "t-1:0:9:0"
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (status(429, {"Retry-After": "2"}), Result("retry", "status 429", 2000, busy=True)),
+        (status(503), Result("retry", "status 503", busy=True)),
+        (status(503, {"RateLimit-Reset": "3"}), Result("retry", "status 503", 3000, busy=True)),
+        (status(429, {"X-RateLimit-Reset": "1900000000"}), Result("retry", "status 429", busy=True)),
+        (status(500), Result("retry", "status 500")),
+        (status(408), Result("retry", "status 408")),
+        (status(413), Result("reject", "status 413: ")),
+        (status(422, body=b"unit"), Result("reject", "status 422: unit")),
+        (status(204), Result()),
+        (status(200, body=b"taken"), Result()),
+        (items({1: 429, 2: 400}), Result("retry", '1 of 3 items: status 429: {"type": "told_to"}', busy=True)),
+        (items({1: 500}), Result("retry", '1 of 3 items: status 500: {"type": "told_to"}')),
+        (items({1: 400, 2: 409}), Result("reject", '1 of 3 items: status 400: {"type": "told_to"}')),
+        (items({1: 409}), Result()),
+    ],
+)
+def test_what_an_answer_says_of_a_request_as_a_whole(store: BulkServer, step: Any, expected: Result) -> None:
+    store.script.append(step)
+    assert whole(store) == expected
+
+
+@pytest.mark.parametrize("number", [301, 401, 403, 404])
+def test_an_answer_that_no_request_changes_is_a_wrong_job_file_for_lanes_too(store: BulkServer, number: int) -> None:
+    store.script.append(status(number))
+    with pytest.raises(ConfigError, match=f"status {number}"):
+        whole(store)
+
+
+def test_a_request_of_a_lane_whose_outcome_is_unknown_is_told_so(store: BulkServer) -> None:
+    for trouble in (cut, cut_before, cut_within):
+        store.script.append(trouble)
+        with pytest.raises(SinkDown):
+            whole(store)
+    assert whole(store).outcome == "done"

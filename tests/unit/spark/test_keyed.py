@@ -11,6 +11,7 @@ import pytest
 
 from headrace_core.errors import ConfigError
 from headrace_schemas import validator
+from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.keyed import Exhausted
 from headrace_spark.sinks.answers import Answer
@@ -322,3 +323,20 @@ def test_killed_before_the_commit_what_is_recorded_does_not_go_out_again(bench: 
     assert len(bench.store.calls) == calls == 4
     assert (counts.inserted, counts.rows_postponed, counts.retries) == (3, 1, 2)
     assert real.letters == dying.letters[0], "the same record, with the same jitter"
+
+
+def test_with_a_configured_key_only_the_newest_row_of_each_goes_out(bench: Bench) -> None:
+    values = [
+        document(1, [member(1, 1, "a"), member(3, 3, "a"), member(2, 2, "b")], closed_at=10),
+        document(2, [member(2, 9, "a"), member(2, 8, "b")], closed_at=11),
+    ]
+    found = [record(number, value) for number, value in enumerate(values)]
+    counts = bench.write(0, found, key=["source", "metric"])
+    check(counts)
+    assert [(row.metric, row.value) for _, rows in bench.store.calls for row in rows] == [("a", 3.0), ("b", 8.0)]
+    assert (counts.rows, counts.repeats) == (5, 3)
+    bench.store.calls.clear()
+    bench.ledger = type(bench.ledger)(Database(f"sqlite://{bench.folder}/other.db"), "w")
+    bench.ledger.prepare()
+    bench.write(0, found, key=["source", "metric"], version="closed_at")
+    assert [row.value for _, rows in bench.store.calls for row in rows] == [9.0, 8.0]

@@ -14,12 +14,15 @@ from headrace_core.errors import ConfigError
 from headrace_spark import capacity
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
+from headrace_spark.jobs import couriers
 from headrace_spark.jobs.stream_lanes import StreamLanes
 from headrace_spark.lane_stream import LaneWork, Memory, SeenDocuments, step
+from headrace_spark.lanes import LaneSender
 from headrace_spark.ledger import Ledger
 from headrace_spark.patience import Patience
+from headrace_spark.sending import Carrier
 from headrace_spark.settings import Settings, check
-from headrace_spark.sinks.callables import Context, Result
+from headrace_spark.sinks.callables import CallableSink, Context, Result
 from headrace_spark.sinks.port import Batch
 from headrace_spark.transforms.records import Record, Report, report
 from headrace_spark.transforms.rows import Row
@@ -34,6 +37,13 @@ def deliver(rows: Sequence[Row], context: Context) -> Result:
 
 
 deliver.idempotent = True  # type: ignore[attr-defined]
+
+
+class Here(Carrier):
+    """Sends from this process."""
+
+    def on(self, frame: object) -> None:
+        """No Spark is needed."""
 
 
 class Spark:
@@ -57,11 +67,17 @@ class Spark:
 
     def _way(self) -> StreamLanes:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(capacity, "in_driver", lambda _: AtOnce())
+            patch.setattr(capacity, "in_every_process", lambda _: AtOnce)
+            patch.setattr(couriers, "SparkCourier", self._courier)
             DESTINATION.append(self)
             way = StreamLanes(self.settings, self.ledger, self.outbox, Patience(1), lambda: None)
         way.prepare()
         return way
+
+    def _courier(self, settings: Settings, ledger: Ledger, *_: object) -> Here:
+        patience = Patience(1)
+        sender = LaneSender(settings, ledger, CallableSink(settings.sink), self.outbox, AtOnce(), patience)
+        return Here(sender, ledger, patience)
 
     def taken(self, rows: Sequence[Row], context: Context) -> Result:
         self.calls.append((context.request_id, context.partition, list(rows)))

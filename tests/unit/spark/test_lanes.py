@@ -14,9 +14,10 @@ from headrace_schemas import validator
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import Rejection
-from headrace_spark.lanes import LaneWriter, pack
+from headrace_spark.lanes import LaneSender, LaneWriter, pack
 from headrace_spark.ledger import Ledger
 from headrace_spark.patience import Patience
+from headrace_spark.sending import Carrier
 from headrace_spark.settings import Settings, check
 from headrace_spark.sinks.callables import CallableSink, Context, Result
 from headrace_spark.sinks.port import Batch, SinkDown
@@ -54,11 +55,22 @@ class Bench:
             raise found
         return found
 
+    def lane(self, partition: int) -> dict[str, float]:
+        """Its metrics."""
+        return {
+            sample.name.removeprefix("headrace_spark_lane_").removesuffix("_total"): sample.value
+            for family in self.numbers.collect()
+            for sample in family.samples
+            if sample.labels == {"topic": "t", "partition": str(partition)}
+        }
+
     def write(self, found: Sequence[Report], batch: Batch = _BATCH, **changes: object) -> Counts:
         settings = lanes(**changes)
         sink = CallableSink(settings.sink)
         patience = Patience(settings.sink_down_max_ms, sleep=self.slept.append)
-        writer = LaneWriter(settings, self.ledger, sink, self.outbox, self.pacer, patience)
+        sender = LaneSender(settings, self.ledger, sink, self.outbox, self.pacer, patience)
+        writer = LaneWriter(settings, self.ledger, self.outbox, Carrier(sender, self.ledger, patience), patience)
+        self.numbers = writer.numbers
         return Counts() if writer.done(batch) else writer.write(batch, found)
 
 
@@ -103,6 +115,9 @@ def test_each_lane_gets_all_its_rows_once_in_order_of_time_and_by_the_rules_of_p
             for n in range(parity, 6, 2) for t in range(10 - n, 16 - n) for leaf in "ab"
         ]  # fmt: skip
         assert broken_invariants(rows, sent, 4) == []
+        told = bench.lane(0 if lane.startswith("t-0") else 1)
+        assert (told["requests"], told["rows"], told["late"], told["untimed"]) == (len(sent), 36, 0, 0)
+        assert told["fill_ratio"] == 36 / (4 * len(sent))
     assert counts == bench.ledger.totals()
 
 
@@ -121,6 +136,7 @@ def test_after_a_kill_it_goes_on_where_it_ended_and_only_the_unknown_one_goes_tw
         bench.write(found())
     bench.write(found())
     assert [name for name, _, _ in bench.calls] == [*clean[: after + 1], *clean[after:]]
+    assert sum(bench.lane(lane)["skipped"] for lane in range(2)) == after
     assert bench.ledger.sent(_BATCH) == {}, "the record goes away with the commit"
     bench.calls.clear()
     bench.write(found())
@@ -134,7 +150,9 @@ def test_the_same_request_again_and_never_the_next_one_before_it(bench: Bench) -
     counts = bench.write(found())
     assert [call[:2] for call in bench.calls[:4]] == [(first, 1), (first, 2), (first, 3), (second, 1)]
     assert bench.slept == [7.0, 1.0]
+    assert bench.pacer.pauses == [(7_000, "resource")]
     assert counts.retries == 2
+    assert (bench.lane(0)["retries"], bench.lane(1)["retries"]) == (2, 0)
     assert len(bench.pacer.costs) == counts.requests + 2, "every attempt is charged"
 
 
@@ -154,6 +172,7 @@ def test_refused_content_is_parked_and_the_lane_goes_on(bench: Bench) -> None:
     counts = bench.write(found())
     assert (counts.rows, counts.inserted, counts.rows_refused) == (72, 68, 4)
     assert counts.dead_letters == {"sink_rejected": 1, "not_json": 1}
+    assert bench.lane(0)["rejected"] == 1
     [letter] = [one for one in bench.outbox.letters if one.reason == "sink_rejected"]
     told = json.loads(letter.value)
     assert list(validator("dead-letter").iter_errors(told)) == []
@@ -173,6 +192,13 @@ def test_refused_content_can_stop_the_job(bench: Bench) -> None:
     ("changes", "field"),
     [
         ({"sink": "sqlite:////s.db"}, "sink"),
+        ({"sink": "call:module"}, "sink"),
+        ({"sink": "http:///bulk"}, "sink"),
+        ({"sink": "delta:/table"}, "sink"),
+        ({"master": "yarn", "lease_store": "postgresql://a/b"}, "state_dsn"),
+        ({"master": "yarn", "state_dsn": "postgresql://a/b"}, "master"),
+        ({"max_concurrent_batches": 0}, "max_concurrent_batches"),
+        ({"max_wait_ms": 0}, "max_wait_ms"),
         ({"path": "staged"}, "path"),
         ({"max": 1001}, "cost"),
         ({"cost": "per_kib(200)"}, "cost"),
@@ -180,6 +206,8 @@ def test_refused_content_can_stop_the_job(bench: Bench) -> None:
 )
 def test_settings_that_cannot_work_are_refused_by_name(changes: dict[str, object], field: str) -> None:
     check(lanes(max=1000))
+    check(lanes(sink="https://host/bulk"))
+    check(lanes(master="yarn", state_dsn="postgresql://a/b", lease_store="postgresql://a/b"))
     with pytest.raises(ConfigError, match=f"^{field}: "):
         check(lanes(**changes))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace_core.capacity.resources import ProvisionedResource
-from headrace_spark.exits import Stopping
+from headrace_spark.exits import Stalled, Stopping
 from headrace_spark.pacing import SECOND_NS, Pacer
 
 
@@ -73,3 +73,50 @@ def test_who_waits_at_the_end_is_told(pacer: Pacer) -> None:
     waiter.join(60)
     assert [type(one) for one in found] == [Stopping]
     assert went == []
+
+
+def test_what_waits_while_nothing_goes_out_anywhere_is_taken_back() -> None:
+    quiet = Pacer(ProvisionedResource(1000), quarantine=False, max_wait_ms=200)
+    went: list[int] = []
+    try:
+        quiet.pause(3_000, "instance")
+        with pytest.raises(Stalled, match=r"\(max_wait_ms\): paused"):
+            quiet.run(1, went.append)
+        quiet._max_wait_ms = 60_000
+        assert quiet.run(2, lambda at_ns: at_ns) > 0
+        assert went == [], "it does not go out later"
+    finally:
+        quiet.stop()
+
+
+def test_progress_of_another_owner_is_progress() -> None:
+    busy = Pacer(ProvisionedResource(1000), quarantine=False, max_wait_ms=1_000, elsewhere=lambda: True)
+    try:
+        busy.pause(4_000, "instance")
+        began = time.monotonic_ns()
+        assert busy.run(1, lambda at_ns: at_ns) - began >= 3 * SECOND_NS
+    finally:
+        busy.stop()
+
+
+def test_several_are_at_work_at_one_time_but_not_more() -> None:
+    pacer, inside = Pacer(ProvisionedResource(100_000), quarantine=False, concurrent=3), set[int]()
+    most, turn = [0], threading.Lock()
+
+    def work(at_ns: int) -> None:
+        with turn:
+            inside.add(at_ns)
+            most[0] = max(most[0], len(inside))
+        time.sleep(0.1)
+        with turn:
+            inside.discard(at_ns)
+
+    try:
+        threads = [threading.Thread(target=pacer.run, args=(1, work)) for _ in range(9)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    finally:
+        pacer.stop()
+    assert 2 <= most[0] <= 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 
 from headrace_core.capacity.events import Event
 from headrace_core.capacity.resources import ProvisionedResource
+from headrace_spark.host_pacing import HostPacer
 from headrace_spark.pacing import Pacer
 from headrace_spark.seen import BOUNDS_S, Seen, Watched, skew
 from headrace_spark.sinks.callables import Result
@@ -163,3 +165,23 @@ def test_skew_is_the_largest_part_of_one_key_staged_or_not() -> None:
     found = reports(*values)
     assert skew(found) == skew([light(one) for one in found]) == 0.5
     assert skew(reports(b"{")) == skew([]) == 0.0
+
+
+def test_the_achieved_rate_has_what_tasks_sent_where_the_driver_does_not_see_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = Watched(Paced())
+    one.tasks(5_000, 10 * 1_000_000_000)
+    assert one.used() == 7 + 500
+    one.tasks(300, 1_000_000)
+    assert one.used() == 7 + 300, "a stage shorter than a second is no higher rate"
+    later_ns = time.monotonic_ns() + 16 * 1_000_000_000
+    monkeypatch.setattr(time, "monotonic_ns", lambda: later_ns)
+    assert one.used() == 7, "what is over does not count for ever"
+
+
+def test_a_ledger_of_all_processes_needs_no_report(tmp_path: Path) -> None:
+    one = Watched(HostPacer(tmp_path / "ledger", 100))
+    one.run(5, lambda at_ns: at_ns)
+    one.tasks(50, 1)
+    assert one.used() == 5

@@ -26,7 +26,7 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 # table = "measurements"
 
 # path = "direct"                     # the driver writes. "staged": tasks copy, the driver merges (PostgreSQL)
-# mode = "keyed"                      # "lanes": in order of time, into sink = "call:module:function"
+# mode = "keyed"                      # "lanes": in order of time, into sink = "call:..." or "http..."
 # lane_mode = "stream"                # lanes: rows wait for others of their time; "backlog": each micro-batch alone
 # lateness_ms = 1000                  # stream: a time is complete once one so much later was seen,
 # linger_ms = 1000                    # or after waiting so long; a request that is not full goes out then
@@ -40,6 +40,9 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 # charge_header = ""                  # http: the header of the answer with the units that a request took; then cost may
 #                                       be "learned(per_row(1))", what such requests took in the mean
 # authorization_file = ""             # http: a file with the value of the header Authorization
+# key = ["source", "metric"]          # http, call: what a row is; if absent source, metric and time_ms
+# version = ""                        # http, call: "closed_at" or "time_ms": a row replaces another only with a higher
+#                                       one; if empty it is the event time, then closed_at and batch
 capacity = 500                        # units a second, never more in any second
 # share = 1.0                         # this job's part of it
 # headroom = 0.0                      # part of it left unused; 0.05 is advised over a network
@@ -50,6 +53,8 @@ capacity = 500                        # units a second, never more in any second
 # resource = ""                       # what is shared; the job's name if absent
 # weight = 4                          # of this job's share; a backfill has 1
 # max_share = 1.0                     # never more of the capacity than this
+# max_concurrent_batches = 4           # most requests at work at one time in each Python worker
+# max_wait_ms = 600000                # a request waits for capacity while any goes out anywhere; without any, so long
 # factor = 0                          # units a second of a leased partition; a twentieth of the capacity if 0
 cost = "per_row(1)"                   # per_row(n), per_request(n), per_kib(n), call(module:function), or a sum of them
 # stage_cost = "per_row(1)"           # of a staged chunk; as cost if absent

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 import structlog
 
-from headrace_spark import capacity, destinations, faults
+from headrace_spark import capacity, destinations, faults, senders
 from headrace_spark.counts import Counts
 from headrace_spark.database import is_postgres, sqlite_path
+from headrace_spark.jobs import couriers
 from headrace_spark.jobs.answering import Answering
 from headrace_spark.jobs.frames import records, reports, stage
 from headrace_spark.jobs.stream_lanes import StreamLanes
@@ -21,10 +22,9 @@ from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.pacing import SECOND_NS
 from headrace_spark.patience import Patience
-from headrace_spark.seen import Seen, Watched, skew
+from headrace_spark.seen import Seen, Watched, WatchedAnswers, skew
 from headrace_spark.settings import Settings
 from headrace_spark.sinks import staging
-from headrace_spark.sinks.callables import CallableSink
 from headrace_spark.sinks.port import Batch, Sink
 from headrace_spark.sinks.postgres import PostgresSink
 from headrace_spark.sinks.sqlite import SqliteSink
@@ -118,7 +118,9 @@ class Staged:
     def write(self, frame: Any, batch: Batch) -> Counts:
         self._faults.passed("begun", batch.batch_id)
         self._hand_over()
+        began_ns = time.monotonic_ns()
         tasks = stage(frame, self._work(batch), self._pacing)
+        self.pacer.tasks(sum(task.cost for task in tasks), time.monotonic_ns() - began_ns)
         self._hand_over()
         for task in tasks:
             self.pacer.add(task.seen or Seen())
@@ -155,32 +157,42 @@ class Staged:
 
 
 class Lanes:
-    """Implements `Way`: tasks decode, the driver sends each lane's requests in order to a function."""
+    """Implements `Way`: tasks decode, the driver packs, tasks send each lane's requests in order."""
 
     def __init__(self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced):
         self._settings = settings
-        self.pacer = Watched(capacity.in_driver(settings))
-        sink = CallableSink(settings.sink)
-        self._writer = LaneWriter(settings, ledger, sink, outbox, self.pacer, patience, advanced=advanced)
-        if not sink.idempotent:
+        self._faults = faults.from_environment()
+        self._ledger, self._run = ledger, uuid.uuid4().hex
+        effects = senders.check(settings)
+        pacing = capacity.in_every_process(settings)
+        self.pacer = WatchedAnswers(pacing())
+        self._courier = couriers.SparkCourier(settings, ledger, self._run, pacing, self.pacer, self._faults, advanced)
+        self._writer = LaneWriter(settings, ledger, outbox, self._courier, patience)
+        self.pacer.beside = self._writer.numbers
+        if effects == "at_least_once":
             structlog.get_logger("headrace_spark").warning("the sink is not idempotent: it may get a request twice")
 
     def prepare(self) -> None:
-        """A function needs nothing."""
+        """The destination needs nothing."""
 
-    def begin(self, query_id: str) -> None:
-        """Nothing to clear away: a repeat goes on where its lane ended."""
+    def begin(self, query_id: str) -> None:  # noqa: ARG002
+        """Nothing to clear away, as a repeat goes on where its lane ended; but only tasks of this start send now."""
+        self._ledger.claim(self._run)
 
     def done(self, batch: Batch) -> bool:
         return self._writer.done(batch)
 
     def write(self, frame: Any, batch: Batch) -> Counts:
+        self._faults.passed("begun", batch.batch_id)
+        self._courier.on(frame)
         found = reports(frame, self._settings.max_document_bytes, self._settings.dearest)
         self.pacer.skew = skew(found)
-        return self._writer.write(batch, found)
+        counts = self._writer.write(batch, found)
+        self._faults.passed("written", batch.batch_id)
+        return counts
 
     def stop(self) -> None:
-        self._writer.cancelled.set()
+        """The driver's leases go back; those of a Python worker end with it."""
         self.pacer.stop()
 
 

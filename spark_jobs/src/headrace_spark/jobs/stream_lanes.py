@@ -1,26 +1,28 @@
-"""Mode `lanes` in stream mode, the driver's side: what tasks packed is sent, one request after the other."""
+"""Mode `lanes` in stream mode, the driver's side: what tasks packed, tasks send, each lane's requests in order."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
 import structlog
 
-from headrace_spark import capacity, faults
+from headrace_spark import capacity, faults, senders
 from headrace_spark.counts import Counts, from_items
 from headrace_spark.database import Database, Transaction
 from headrace_spark.exits import CorruptInput
+from headrace_spark.jobs import couriers
 from headrace_spark.lane_stream import LaneStep, SeenDocuments
-from headrace_spark.lanes import LaneWriter, Packed
+from headrace_spark.lanes import LaneWriter
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.patience import Patience
 from headrace_spark.plan import Sifted, breaks
-from headrace_spark.seen import Watched
+from headrace_spark.seen import WatchedAnswers
+from headrace_spark.sending import Packed
 from headrace_spark.settings import Settings
-from headrace_spark.sinks.callables import CallableSink
 from headrace_spark.sinks.port import Batch
 from headrace_spark.transforms.rows import Request
 
@@ -28,7 +30,7 @@ _log = structlog.get_logger("headrace_spark")
 
 
 class StreamLanes:
-    """Implements `Way`: what comes is the steps of lanes, packed by tasks; the driver sends each lane's requests."""
+    """Implements `Way`: what comes is the steps of lanes, packed by tasks; a second stage sends the requests."""
 
     def __init__(
         self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Callable[[], None]
@@ -38,24 +40,30 @@ class StreamLanes:
         self._ledger = ledger
         self._patience = patience
         self._seen = SeenDocuments(Database(settings.state_dsn), settings.seen_retention_ms)
-        self.pacer = Watched(capacity.in_driver(settings))
-        sink = CallableSink(settings.sink)
-        self._writer = LaneWriter(settings, ledger, sink, outbox, self.pacer, patience, advanced=advanced)
-        if not sink.idempotent:
+        self._run = uuid.uuid4().hex
+        effects = senders.check(settings)
+        pacing = capacity.in_every_process(settings)
+        self.pacer = WatchedAnswers(pacing())
+        self._courier = couriers.SparkCourier(settings, ledger, self._run, pacing, self.pacer, self._faults, advanced)
+        self._writer = LaneWriter(settings, ledger, outbox, self._courier, patience)
+        self.pacer.beside = self._writer.numbers
+        if effects == "at_least_once":
             _log.warning("the sink is not idempotent: it may get a request twice")
 
     def prepare(self) -> None:
         self._seen.prepare()
 
-    def begin(self, query_id: str) -> None:
-        """Nothing to clear away: a repeat goes on where its lane ended."""
+    def begin(self, query_id: str) -> None:  # noqa: ARG002
+        """Nothing to clear away, as a repeat goes on where its lane ended; but only tasks of this start send now."""
+        self._ledger.claim(self._run)
 
     def done(self, batch: Batch) -> bool:  # noqa: ARG002
         """Never before its tasks have run: they must make the state that the next micro-batch begins with."""
         return False
 
     def write(self, frame: Any, batch: Batch) -> Counts:
-        """Run the tasks, then send. The frame must run exactly once in a micro-batch."""
+        """Run the tasks that pack, then those that send. The frame must run exactly once in a micro-batch."""
+        self._courier.on(frame)
         decode = msgspec.msgpack.Decoder(LaneStep).decode
         steps = sorted(
             map(decode, frame.toArrow().column("step").to_pylist()), key=lambda one: (one.topic, one.partition)
@@ -84,10 +92,19 @@ class StreamLanes:
 
         letters = [letter for one in steps for letter in one.letters]
         sifted = Sifted([], letters, ids, together(steps))
-        return self._writer.deliver(batch, sifted, list(requests(steps, self._settings)), (), beside)
+        counts = self._writer.deliver(batch, sifted, list(requests(steps, self._settings)), (), beside)
+        for one in steps:
+            self._tell(one)
+        return counts
+
+    def _tell(self, one: LaneStep) -> None:
+        """The lane's metrics."""
+        place, numbers = (one.topic, one.partition), self._writer.numbers
+        told = {name: getattr(one, name) for name in ("late", "cut", "unsplittable", "untimed")}
+        numbers.add(place, {**told, "closing_seconds": one.closing_ms / 1000})
+        numbers.wait(place, one.waiting)
 
     def stop(self) -> None:
-        self._writer.cancelled.set()
         self.pacer.stop()
 
 

@@ -24,7 +24,7 @@ SCHEME: Final = "call:"
 class Context(msgspec.Struct, frozen=True):
     """What a call may know. `partition` is the lane's, or -1 in mode `keyed`, where a request has rows of several; a
     request that goes again with fewer rows has another id there. `attempt` counts from 1; after `deadline_ns`
-    (monotonic) nobody waits for the answer; `cancelled` is set when the job stops."""
+    (monotonic) nobody waits for the answer; `cancelled` is set when its task goes no further."""
 
     query_id: str
     batch_id: int
@@ -37,12 +37,13 @@ class Context(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct, frozen=True):
     """What became of a request. `retry_after_ms`: not before that; `charge`: units that the destination says it
-    took."""
+    took; `busy`: all that use the resource pause, as they do for a `retry_after_ms`."""
 
     outcome: Literal["done", "retry", "reject"] = "done"
     detail: str = ""
     retry_after_ms: int = 0
     charge: int | None = None
+    busy: bool = False
 
 
 class WriteResult(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""A store with an HTTP bulk interface as the destination of mode `keyed` (spark-writer.md 7): `bulk.py` over httpx.
+"""A store with an HTTP bulk interface as the destination (spark-writer.md 7): `bulk.py` over httpx.
 
 A request that could not be connected cannot have arrived, so the store is down and the job waits. Anything that breaks
 later, a time-out included, leaves every row unknown. The limit of time is for each step (connecting, sending, waiting
@@ -8,9 +8,10 @@ for a byte) and for the whole answer, so one that comes drop by drop ends too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 import httpx
@@ -19,9 +20,9 @@ import msgspec
 from headrace_core.errors import ConfigError
 from headrace_spark.sinks import bulk
 from headrace_spark.sinks.answers import Answer, all_of
-from headrace_spark.sinks.callables import Context
+from headrace_spark.sinks.callables import Context, Result
 from headrace_spark.sinks.port import SinkDown
-from headrace_spark.transforms.rows import Row
+from headrace_spark.transforms.rows import IDENTITY, Keying, Row
 
 SCHEMES: Final = ("http://", "https://")
 MAX_ANSWER: Final = 64 * 1024 * 1024
@@ -33,8 +34,9 @@ class _Late(Exception):
 
 
 class BulkSink:
-    """Implements `Destination`. `url` is where bulk requests go; `charge_header` names a header of the answer with what
-    the request took; `authorization_file` holds the value of the header Authorization. Raises `ConfigError`."""
+    """Implements `Destination`, and `LaneSink`. `url` is where bulk requests go; `charge_header` names a header of the
+    answer with what the request took; `authorization_file` holds the value of the header Authorization. Raises
+    `ConfigError`."""
 
     effects: Literal["once"] = "once"
 
@@ -45,11 +47,13 @@ class BulkSink:
         timeout_ms: int = 30_000,
         charge_header: str = "",
         authorization_file: str = "",
+        keying: Keying = IDENTITY,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._url = url
         self._charge_header = charge_header
         self._clock = clock
+        self._keying = keying
         headers = {"Content-Type": "application/x-ndjson", "Accept": "application/json"}
         if authorization_file:
             headers["Authorization"] = _secret(Path(authorization_file))
@@ -58,19 +62,34 @@ class BulkSink:
     def send(self, rows: Sequence[Row], context: Context) -> Answer:
         """See `Destination`."""
         try:
-            status, headers, content = self._post(bulk.body(rows), context)
+            status, headers, content = self._post(bulk.body(rows, self._keying), context)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise SinkDown(f"no connection: {error}") from error
         except httpx.UnsupportedProtocol as error:
             raise ConfigError("sink", str(error)) from error
         except (httpx.RequestError, _Late) as error:
             return Answer(all_of(rows, "unknown", repr(error)))
-        answer = bulk.read(rows, status, headers, content, self._clock())
+        answer = bulk.read(rows, status, headers, content, self._clock(), self._keying)
         charge = bulk.charged(headers.get(self._charge_header)) if self._charge_header else None
         return msgspec.structs.replace(answer, charge=charge)
 
-    def _post(self, body: bytes, context: Context) -> tuple[int, httpx.Headers, bytes]:
-        with self._client.stream("POST", self._url, content=body, headers={"X-Request-Id": context.request_id}) as got:
+    def write(self, rows: Sequence[Row], context: Context) -> Result:
+        """See `LaneSink`: the request whole, known by its id, which is the same each time it goes."""
+        try:
+            status, headers, content = self._post(bulk.body(rows), context, {"Idempotency-Key": context.request_id})
+        except httpx.UnsupportedProtocol as error:
+            raise ConfigError("sink", str(error)) from error
+        except (httpx.RequestError, _Late) as error:
+            raise SinkDown(repr(error)) from error
+        answer = bulk.whole(rows, status, headers, content, self._clock())
+        charge = bulk.charged(headers.get(self._charge_header)) if self._charge_header else None
+        return msgspec.structs.replace(answer, charge=charge)
+
+    def _post(
+        self, body: bytes, context: Context, more: Mapping[str, str] = MappingProxyType({})
+    ) -> tuple[int, httpx.Headers, bytes]:
+        named = {"X-Request-Id": context.request_id, **more}
+        with self._client.stream("POST", self._url, content=body, headers=named) as got:
             found = bytearray()
             for part in got.iter_bytes():
                 found += part

@@ -49,6 +49,29 @@ class Row(msgspec.Struct, frozen=True, order=True):
         return len(self.source.encode()) + len(self.metric.encode()) + len(self.batch.encode()) + 25
 
 
+KEY_COLUMNS: Final = ("source", "metric", "time_ms", "closed_at", "batch")
+VERSION_COLUMNS: Final = ("time_ms", "closed_at")
+
+
+class Keying(msgspec.Struct, frozen=True):
+    """What a row is: the values of the columns `key`. Which of two is newer: that with the higher value of `column`, or
+    if none is given the higher version. All are names of `Row`."""
+
+    key: tuple[str, ...] = ("source", "metric", "time_ms")
+    column: str = ""
+
+    def id(self, row: Row) -> tuple[str | int, ...]:
+        """A row with the same id replaces it only with a higher version."""
+        return tuple(getattr(row, name) for name in self.key)
+
+    def version(self, row: Row) -> tuple[int | str, ...]:
+        """Comparable with that of another row."""
+        return (getattr(row, self.column),) if self.column else row.version
+
+
+IDENTITY: Final = Keying()
+
+
 class Request(msgspec.Struct, frozen=True):
     """Rows that go to the sink in one call, with at most one row for each id; `cost` is in capacity units."""
 
@@ -67,13 +90,14 @@ def row_of(batch: str, source: str, closed_at: int, one: Measurement) -> Row:
     return Row(source, one.metric, one.time_ms, closed_at, batch, one.value, one.boolean)
 
 
-def highest(found: Iterable[Row]) -> list[Row]:
+def highest(found: Iterable[Row], keying: Keying = IDENTITY) -> list[Row]:
     """One row for each id, the one with the highest version (the first of equals), in the order of the ids."""
-    best: dict[tuple[str, str, int], Row] = {}
+    best: dict[tuple[str | int, ...], Row] = {}
     for row in found:
-        rival = best.get(row.id)
-        if rival is None or row.version > rival.version:
-            best[row.id] = row
+        name = keying.id(row)
+        rival = best.get(name)
+        if rival is None or keying.version(row) > keying.version(rival):
+            best[name] = row
     return [best[key] for key in sorted(best)]
 
 
