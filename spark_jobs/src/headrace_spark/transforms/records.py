@@ -102,9 +102,9 @@ def origin(record: Record, again: str) -> Record:
     return msgspec.structs.replace(record, topic=found[1], partition=int(found[2]), offset=int(found[3]))
 
 
-def _fits(document: Document, dearest: Dearest | None) -> Fits:
+def _fits(document: Document, dearest: Dearest | None) -> Fits | None:
     if dearest is None:
-        return lambda _: True
+        return None
     return lambda one: dearest.fits(row_of(document.id, document.source, document.closed_at, one))
 
 
