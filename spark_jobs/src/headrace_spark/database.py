@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,6 +19,10 @@ from headrace_core.errors import ConfigError, HeadraceError
 
 PREPARING: Final = "SELECT pg_advisory_xact_lock(hashtext('headrace prepare'))"
 """PostgreSQL: before tables are made. Two `CREATE TABLE IF NOT EXISTS` at once can fail with a unique violation."""
+
+HASTY: Final = "SET synchronous_commit = off"
+"""PostgreSQL: commits of this connection do not wait for the disk. A crash of the server, and nothing else, may take
+those of the last half second."""
 
 
 class StateDown(HeadraceError):
@@ -77,6 +81,26 @@ class Database:
         self._postgres = is_postgres(dsn)
         self._open: Any = None
         self._turn = threading.RLock()
+
+    def once(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """One statement as a transaction of its own; returns how many rows it changed. Raises `StateDown`."""
+        with self._turn:
+            try:
+                return Transaction(self._connection(), self._postgres).run(statement, values)
+            except (sqlite3.OperationalError, psycopg.OperationalError) as error:
+                self.close()
+                raise StateDown(str(error)) from error
+
+    def note(self, table: str, row: Mapping[str, int]) -> None:
+        """Insert one row, as a transaction of its own whose commit does not wait for the disk (`HASTY`; SQLite waits
+        at none). Raises `StateDown`."""
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
+        insert = f"INSERT INTO {table} ({names})"
+        if self._postgres:
+            hasty = "WITH hasty AS (SELECT set_config('synchronous_commit', 'off', true))"
+            self.once(f"{hasty} {insert} SELECT {marks} FROM hasty", list(row.values()))
+        else:
+            self.once(f"{insert} VALUES ({marks})", list(row.values()))
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from headrace_spark.pacing import Pacing
 from headrace_spark.seen import Watched
-from headrace_spark.sinks.staging import Connection, Place, Stager, TaskReport, Work
+from headrace_spark.sinks.staging import Connection, Stager, TaskReport, Work
 from headrace_spark.transforms.costs import Dearest
-from headrace_spark.transforms.records import Record, Report, report
+from headrace_spark.transforms.records import Place, Record, Report, report
 
 T = TypeVar("T")
 _COLUMNS: Final = (
