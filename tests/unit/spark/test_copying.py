@@ -9,7 +9,10 @@ from headrace_spark.sinks.port import Batch
 from headrace_spark.transforms.rows import Row
 
 FORMATS = {"text": None, "int8": ">q", "int4": ">i", "float8": ">d", "bool": ">?"}
-TYPES = "text int8 int4 text int4 text int4 int8 text int8 text text int8 float8 bool".split()
+TYPES = [
+    *["text", "int8", "int4", "text", "int4", "text", "int4", "int8", "text", "int8", "text"],
+    *["text", "int8", "float8", "bool"],
+]
 
 
 def read(data: bytes) -> list[tuple[object, ...]]:
