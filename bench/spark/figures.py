@@ -27,7 +27,7 @@ from headrace_spark.transforms.records import Record, report
 
 Part = Callable[[Servers, bool], Iterator[Figure]]
 JOB = {"job": "b", "kafka": "k", "checkpoint": "c", "state_dsn": "sqlite:////s"}
-EMPTY = {"mode": "lanes", "sink": "call:bench.spark.sinks:nothing", "cost": "per_row(1)"}
+EMPTY = {"mode": "lanes", "lane_mode": "backlog", "sink": "call:bench.spark.sinks:nothing", "cost": "per_row(1)"}
 BATCHES = 3
 """Of a run without a limit: large ones, so that what each costs by itself (`overhead`) weighs little."""
 TWO = [0, 1]

@@ -6,12 +6,14 @@ import json
 import threading
 import time
 import uuid
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -21,6 +23,7 @@ from tests.support.spark_job import Job, create_topics, query
 
 UNLIMITED = 1_000_000_000
 LONGEST_S = 1500
+DATABASE = "database"
 
 
 @dataclass
@@ -40,8 +43,16 @@ class Run:
     ends: list[tuple[float, int]] = field(default_factory=list)
     sent: list[tuple[int, int, int]] = field(default_factory=list)
     first_write_s: float = 0.0
-    cpu_s: float = 0.0
+    cpu: dict[str, float] = field(default_factory=dict)
+    """CPU seconds by kind of process: `kind_of`."""
+    steady: dict[str, float] = field(default_factory=dict)
+    """The same, after the first micro-batch."""
     worker_mib: float = 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of the writer's processes, without the database."""
+        return sum(seconds for kind, seconds in self.cpu.items() if kind != DATABASE)
 
     @property
     def rows(self) -> int:
@@ -62,41 +73,85 @@ class Run:
     def notes(self) -> dict[str, Any]:
         """What says how much of it is the machine's load."""
         cpu = round(self.rows / self.cpu_s) if self.cpu_s else 0
-        return {"rows": self.rows, "microbatches": len(self.ends), "cpu_s": round(self.cpu_s, 1), "rows_per_cpu_s": cpu}
+        later = max(1, self.rows - self.ends[0][1])
+        spent = {f"{kind}_us_a_row": round(1e6 * seconds / later, 1) for kind, seconds in sorted(self.steady.items())}
+        return {"rows": self.rows, "microbatches": len(self.ends), "cpu_s": round(self.cpu_s, 1),
+                "rows_per_cpu_s": cpu, **spent}  # fmt: skip
+
+
+def kind_of(command: list[str]) -> str:
+    """What a process of the writer is, by its command line: the driver's Python, its JVM, a Python worker."""
+    if "pyspark.daemon" in command:
+        return "workers"
+    return "jvm" if command and command[0].endswith("java") else "driver"
+
+
+def server_of(url: str) -> psutil.Process | None:
+    """The PostgreSQL server on this host that has the port of the URL."""
+    port = str(urlsplit(url).port)
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words and words[0].endswith("/postgres") and port in words:
+            return process
+    return None
+
+
+def tree_cpu_s(root: psutil.Process) -> float:
+    """CPU seconds of a server and of all its backends, also of those that have ended."""
+    total = root.cpu_times()
+    found = total.user + total.system + total.children_user + total.children_system
+    for child in root.children(recursive=True):
+        with suppress(psutil.Error):
+            times = child.cpu_times()
+            found += times.user + times.system
+    return found
 
 
 class Watch:
-    """Looks at a process and its children until `stop`: CPU seconds of all, and the largest Python worker."""
+    """Looks at a process and its children until `stop`: CPU seconds by kind over time, and the largest Python worker.
+    `database`: the server whose CPU is looked at too."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, database: str | None = None) -> None:
         self._root = psutil.Process(pid)
-        self._cpu: dict[int, float] = {}
+        self._server = server_of(database) if database else None
+        self._spent: dict[int, tuple[str, float]] = {}
+        self._looks: list[tuple[float, dict[str, float]]] = []
         self.worker_mib = 0.0
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    @property
-    def cpu_s(self) -> float:
-        """Of all processes seen, those that are gone too."""
-        return sum(self._cpu.values())
+    def cpu(self, since: float = 0.0, until: float = float("inf")) -> dict[str, float]:
+        """CPU seconds by kind between two moments (Unix seconds), of processes that are gone too."""
+        first, last = self._at(since), self._at(until)
+        return {kind: seconds - first.get(kind, 0.0) for kind, seconds in last.items()}
 
     def stop(self) -> None:
         self._ends.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._ends.wait(0.5):
+    def _at(self, moment: float) -> dict[str, float]:
+        return next((found for at, found in reversed(self._looks) if at <= moment), {})
+
+    def _watch(self) -> None:
+        while not self._ends.wait(0.25):
             with suppress(psutil.Error):  # it has ended
                 for process in [self._root, *self._root.children(recursive=True)]:
                     with suppress(psutil.Error):
-                        self._one(process)
+                        self._look(process)
+            found: dict[str, float] = defaultdict(float)
+            for kind, seconds in self._spent.values():
+                found[kind] += seconds
+            if self._server is not None:
+                found[DATABASE] = tree_cpu_s(self._server)
+            self._looks.append((time.time(), found))
 
-    def _one(self, process: psutil.Process) -> None:
+    def _look(self, process: psutil.Process) -> None:
         with process.oneshot():
             times = process.cpu_times()
-            self._cpu[process.pid] = times.user + times.system
-            if "pyspark.daemon" in process.cmdline():
+            kind = kind_of(process.cmdline())
+            self._spent[process.pid] = kind, times.user + times.system
+            if kind == "workers":
                 self.worker_mib = max(self.worker_mib, process.memory_info().rss / 2**20)
 
 
@@ -130,20 +185,22 @@ def run(one: Job, database: str | None = None) -> Run:
     began_ns = time.monotonic_ns()
     start(one)
     assert one.process is not None
-    watch = Watch(one.process.pid)
+    watch = Watch(one.process.pid, database)
     try:
         code = one.wait(LONGEST_S)
     finally:
         one.end()
         watch.stop()
     assert code == 0, one.log()[-3000:]
-    found.cpu_s, found.worker_mib = watch.cpu_s, watch.worker_mib
+    found.worker_mib = watch.worker_mib
     for line in one.log().splitlines():
         event = json.loads(line) if line.startswith("{") else {}
         if event.get("event") == "started":
             found.started = moment(event)
         elif event.get("event") == "micro-batch":
             found.ends.append((moment(event), event["rows"]))
+    found.cpu = watch.cpu()
+    found.steady = watch.cpu(found.ends[0][0], found.ends[-1][0])
     found.sent = dispatches(one, database, began_ns)
     found.first_write_s = (found.sent[0][0] - began_ns) / 1e9
     return found

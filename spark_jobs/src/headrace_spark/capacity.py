@@ -30,13 +30,29 @@ from headrace_spark.settings import Settings
 class Eager(SharedResource):
     """Wants all, or `most` units per second of it, as long as anything waits, and a second longer: the next request of
     a task or of a merge comes when this one is done, and what is wanted must not fall between the two. The store deals
-    out fair shares."""
+    out fair shares.
+
+    Who knows that work comes says so ahead (`expect`): the leases come while it is made ready. Who knows that no more
+    comes says that too (`rest`): what is held goes back with the next call and not a second later, so the other
+    processes of the job, whose turn it is, wait for the quarantine alone. Both may be called by any thread."""
 
     _wanted_ns = -SECOND_NS
+    _resting = False
     most = 0
+
+    def expect(self) -> None:
+        """Work comes soon."""
+        self._wanted_ns, self._resting = time.monotonic_ns(), False
+
+    def rest(self) -> None:
+        """All work is done, until `expect`."""
+        self._resting = True
 
     def request(self, cost: Amount, head: Amount = 0) -> None:
         """See `Resource`."""
+        if self._resting:
+            super().request(cost, head)
+            return
         now_ns = time.monotonic_ns()
         if cost:
             self._wanted_ns = now_ns

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,6 +19,10 @@ from headrace_core.errors import ConfigError, HeadraceError
 
 PREPARING: Final = "SELECT pg_advisory_xact_lock(hashtext('headrace prepare'))"
 """PostgreSQL: before tables are made. Two `CREATE TABLE IF NOT EXISTS` at once can fail with a unique violation."""
+
+HASTY: Final = "SET synchronous_commit = off"
+"""PostgreSQL: commits of this connection do not wait for the disk. A crash of the server, and nothing else, may take
+those of the last half second."""
 
 
 class StateDown(HeadraceError):
@@ -77,6 +81,24 @@ class Database:
         self._postgres = is_postgres(dsn)
         self._open: Any = None
         self._turn = threading.RLock()
+
+    def once(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """One statement as a transaction of its own; returns how many rows it changed. Raises `StateDown`."""
+        with self._turn:
+            try:
+                return Transaction(self._connection(), self._postgres).run(statement, values)
+            except (sqlite3.OperationalError, psycopg.OperationalError) as error:
+                self.close()
+                raise StateDown(str(error)) from error
+
+    def note(self, table: str, row: Mapping[str, int], only_if: tuple[str, Sequence[Any]] | None = None) -> bool:
+        """Insert one row, as a transaction of its own whose commit does not wait for the disk (`HASTY`; SQLite waits
+        at none). False: nothing was inserted, as the query `only_if` finds no row. Raises `StateDown`."""
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
+        condition, values = only_if or ("SELECT 1", ())
+        hasty = "(SELECT set_config('synchronous_commit', 'off', true)) AS hasty" if self._postgres else "(SELECT 1)"
+        insert = f"INSERT INTO {table} ({names}) SELECT {marks} FROM {hasty} WHERE EXISTS ({condition})"
+        return self.once(insert, [*row.values(), *values]) > 0
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:

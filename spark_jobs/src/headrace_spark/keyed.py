@@ -27,9 +27,8 @@ from headrace_spark.plan import Plan, corrupt, plan
 from headrace_spark.sending import Carried, Courier, Packed
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch, Outcome
-from headrace_spark.sinks.staging import Place
 from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, letter
-from headrace_spark.transforms.records import Record, Report, elements, origin, returned
+from headrace_spark.transforms.records import Place, Record, Report, elements, origin, returned
 from headrace_spark.transforms.retries import Delayed, delayed
 from headrace_spark.transforms.rows import Request, Row
 

@@ -39,6 +39,8 @@ _TABLES: Final = (
     "CREATE INDEX IF NOT EXISTS hr_dispatch_at ON hr_dispatch (at_ns)",
 )
 _CHUNK: Final = 500
+_MINUTE_MS: Final = 60_000
+_MINUTE_NS: Final = 60 * 1_000_000_000
 _DAY_NS: Final = 86_400 * 1_000_000_000
 
 
@@ -49,6 +51,7 @@ class Ledger:
     def __init__(self, database: Database, job: str, seen_retention_ms: int = 7 * 86_400_000, run: str = "") -> None:
         self._run = run
         self._database = database
+        self._forgotten_ms = self._swept_ns = -_DAY_NS
         self._job = job
         self._retention_ms = seen_retention_ms
 
@@ -205,17 +208,14 @@ class Ledger:
 
     def dispatch(self, at_ns: int, cost: int, rows: int) -> None:
         """Record that a request goes out now; call it before the request does. `at_ns` is monotonic. Records are kept
-        for a day. Raises `Superseded` if another start of the job sends now."""
-        with self._database.transaction() as at:
-            self._refuse_if_old(at)
-            at.run("DELETE FROM hr_dispatch WHERE at_ns < ?", (at_ns - _DAY_NS,))
-            at.run("INSERT INTO hr_dispatch (at_ns, cost, rows) VALUES (?, ?, ?)", (at_ns, cost, rows))
-
-    def _refuse_if_old(self, at: Transaction) -> None:
-        if self._run:
-            found = at.rows("SELECT run FROM hr_run WHERE job = ?", (self._job,))
-            if found != [(self._run,)]:
-                raise Superseded("another start of this job sends now")
+        for a day, and a minute longer at most. Raises `Superseded` if another start of the job sends now."""
+        if at_ns - self._swept_ns > _MINUTE_NS:
+            self._database.once("DELETE FROM hr_dispatch WHERE at_ns < ?", (at_ns - _DAY_NS,))
+            self._swept_ns = at_ns
+        row = {"at_ns": at_ns, "cost": cost, "rows": rows}
+        mine = ("SELECT 1 FROM hr_run WHERE job = ? AND run = ?", (self._job, self._run)) if self._run else None
+        if not self._database.note("hr_dispatch", row, mine):
+            raise Superseded("another start of this job sends now")
 
     def _add(self, at: Transaction, counts: Counts, ids: Collection[str], now_ms: int) -> None:
         at.many(
@@ -223,8 +223,14 @@ class Ledger:
             " DO UPDATE SET value = hr_total.value + excluded.value",
             [(self._job, name, number) for name, number in counts.items().items() if number],
         )
-        at.many(
-            "INSERT INTO hr_seen (job, id, seen_at) VALUES (?, ?, ?) ON CONFLICT (job, id) DO NOTHING",
-            [(self._job, one, now_ms) for one in sorted(ids)],
-        )
-        at.run("DELETE FROM hr_seen WHERE job = ? AND seen_at < ?", (self._job, now_ms - self._retention_ms))
+        wanted = sorted(ids)
+        for start in range(0, len(wanted), _CHUNK):
+            part = wanted[start : start + _CHUNK]
+            marks = ", ".join(["(?, ?, ?)"] * len(part))
+            at.run(
+                f"INSERT INTO hr_seen (job, id, seen_at) VALUES {marks} ON CONFLICT (job, id) DO NOTHING",
+                [value for one in part for value in (self._job, one, now_ms)],
+            )
+        if not 0 <= now_ms - self._forgotten_ms < min(_MINUTE_MS, self._retention_ms // 10):  # it reads all
+            at.run("DELETE FROM hr_seen WHERE job = ? AND seen_at < ?", (self._job, now_ms - self._retention_ms))
+            self._forgotten_ms = now_ms

@@ -85,6 +85,7 @@ class Pacer:
         max_wait_ms: int = MAX_WAIT_MS,
         elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._limiter = limiter
         self._last = threading.local()
         self._free_ns = time.monotonic_ns() + (SECOND_NS if quarantine else 0)
         self._sent: deque[tuple[int, int]] = deque()
@@ -113,6 +114,7 @@ class Pacer:
         time.sleep(max(0, self._free_ns - time.monotonic_ns()) / SECOND_NS)
         answer: Future[T] = Future()
         asked_ns = time.monotonic_ns()
+        self._tell("expect")
         self._batcher.enqueue(Operation(self._watcher, cost, (work, charge, answer)))
         self._batcher.flush()
         while True:
@@ -158,6 +160,22 @@ class Pacer:
         """See `Pacing`."""
         now = time.monotonic_ns()
         return sum(cost for at, cost in tuple(self._sent) if now - at < SECOND_NS)
+
+    def expect(self) -> None:
+        """Work comes soon: a leased capacity is asked for now."""
+        self._tell("expect")
+        self._batcher.flush()
+
+    def rest(self) -> None:
+        """All work is done for now: what is leased goes back."""
+        self._tell("rest")
+        self._batcher.flush()
+
+    def _tell(self, what: str) -> None:
+        """To a limiter that leases for a whole process."""
+        told = getattr(self._limiter, what, None)
+        if told is not None:
+            told()
 
     def listen(self, heard: Callable[[Event], None]) -> None:
         """`heard` gets the batcher's events, in a thread of its own."""

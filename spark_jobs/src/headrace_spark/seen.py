@@ -91,6 +91,19 @@ class Watched:
         """See `Pacing`."""
         self._inner.stop()
 
+    def expect(self) -> None:
+        """Work comes soon (`Pacer.expect`); means nothing where nothing is leased."""
+        self._tell("expect")
+
+    def rest(self) -> None:
+        """All work is done for now (`Pacer.rest`)."""
+        self._tell("rest")
+
+    def _tell(self, what: str) -> None:
+        told = getattr(self._inner, what, None)
+        if told is not None:
+            told()
+
     def take(self) -> Seen:
         """The sums since the last call, for a task's report."""
         with self._lock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -24,13 +25,14 @@ from headrace_spark.pacing import Pacing
 from headrace_spark.patience import Patience
 from headrace_spark.plan import Sifted, corrupt, sift
 from headrace_spark.settings import Settings
-from headrace_spark.sinks.merging import Guilty, Merge, sweep
+from headrace_spark.sinks.merging import Guilty, Merge, sweep, tidy
 from headrace_spark.sinks.port import Batch, Outcome, SinkDown
-from headrace_spark.sinks.staging import Place, TaskReport
+from headrace_spark.sinks.staging import TaskReport
 from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, sink_rejected
-from headrace_spark.transforms.records import Record
+from headrace_spark.transforms.records import Place, Record
 
 SWEEP_EVERY: Final = 100
+TIDY_ROWS: Final = 50_000
 _log = structlog.get_logger("headrace_spark")
 Fetch = Callable[[Sequence[Place]], Sequence[Record]]
 
@@ -58,6 +60,8 @@ class StagedWriter:
         self._faults = faults
         self._advanced = advanced
         self._spent = 0
+        self._dead_rows = 0
+        """Deleted from the staging table, which still takes their room."""
 
     def begin(self, query_id: str) -> None:
         """At the start of the query: nothing that is staged for it is of use."""
@@ -94,7 +98,15 @@ class StagedWriter:
         self._spent = 0
         counts = self._patience.keep(lambda: self._try(batch, tasks, fetch))
         self._faults.passed("written", batch.batch_id)
+        self._tidy()
         return counts
+
+    def _tidy(self) -> None:
+        """Now and then; the micro-batch is committed, so what fails here is tried after another one."""
+        if self._dead_rows >= TIDY_ROWS:
+            with suppress(StateDown):
+                tidy(self._database, self._settings.table)
+                self._dead_rows = 0
 
     def _try(self, batch: Batch, tasks: Sequence[TaskReport], fetch: Fetch) -> Counts:
         try:
@@ -123,7 +135,7 @@ class StagedWriter:
         if letters:
             self._outbox.send(letters)
         counts = self._counted(sifted, letters, tasks, merge, outcome)
-        merge.clean()
+        self._dead_rows += merge.clean()
         self._ledger.finish(at, batch, counts, sifted.ids, time.time_ns() // 1_000_000)
         self._faults.passed("merging", batch.batch_id)
         return counts

@@ -19,8 +19,7 @@ from headrace_spark.settings import Settings
 from headrace_spark.sinks.answers import Answer, Destination, Verdict
 from headrace_spark.sinks.callables import Context
 from headrace_spark.sinks.port import Batch
-from headrace_spark.sinks.staging import Place
-from headrace_spark.transforms.records import Record, report
+from headrace_spark.transforms.records import Place, Record, report
 from headrace_spark.transforms.retries import Delayed
 from headrace_spark.transforms.rows import Row
 from tests.unit.spark.fakes import AtOnce, Outbox, job

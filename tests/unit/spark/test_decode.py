@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace_schemas import examples
-from headrace_spark.transforms.decode import Flaw, Rejected, decode, depth, parse
+from headrace_spark.transforms.decode import Flaw, Rejected, _believed, _searched, decode, depth, parse
 from headrace_spark.transforms.measurements import measurements
 
 _GOOD = {
@@ -106,3 +109,36 @@ def reasons(value: bytes) -> list[str]:
         return [one.reason for one in measurements(decode(value, 10_000)).refusals]
     except Rejected as error:
         return [error.reason]
+
+
+_SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([":", '":', "a:b", "\\", '"', "\ud800"])
+)
+_TREES = st.recursive(
+    _SCALARS | st.just(10**400),
+    lambda below: (
+        st.lists(below, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", ":", '"']), below, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    tree=_TREES,
+    separators=st.sampled_from([(",", ":"), (", ", ": "), (" , ", " :\t"), ("\n,", "\r:")]),
+    damage=st.data(),
+)
+def test_the_quick_reading_believes_nothing_that_the_slow_one_would_not(
+    tree: object, separators: tuple[str, str], damage: st.DataObject
+) -> None:
+    value = json.dumps(tree, separators=separators).encode()
+    keys = damage.draw(st.sampled_from([(b'"a"', b'"b"'), (b'"b"', b'"\\u0061"'), (b"1", b"01"), (b"", b"")]))
+    value = value.replace(*keys)
+    believed = _believed(value)
+    assert believed is msgspec.UNSET or repr(believed) == repr(_searched(value))
+
+
+def test_a_value_without_a_flaw_is_read_quickly() -> None:
+    for value in (document(), json.dumps(_GOOD, separators=(",", ":")).encode(), document(source='a":b: c')):
+        assert parse(value) == json.loads(value)
+    assert _believed(document()) == _GOOD

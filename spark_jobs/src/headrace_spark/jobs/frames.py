@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from headrace_spark.pacing import Pacing
 from headrace_spark.seen import Watched
-from headrace_spark.sinks.staging import Connection, Place, Stager, TaskReport, Work
+from headrace_spark.sinks.staging import Connection, Stager, TaskReport, Work
 from headrace_spark.transforms.costs import Dearest
-from headrace_spark.transforms.records import Record, Report, report
+from headrace_spark.transforms.records import Place, Record, Report, report
 
 T = TypeVar("T")
 _COLUMNS: Final = (
@@ -55,10 +55,15 @@ def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.Re
         attempt = f"{work.run}:{task.taskAttemptId()}"
         pacer.take()  # what an attempt that failed left
         one = Stager(work, task.partitionId(), task.attemptNumber(), attempt, connection, pacer)
-        for batch in batches:
-            for row in batch.to_pylist():
-                one.add(report(_record(row), work.max_document_bytes, work.dearest))
-        blob = msgspec.msgpack.encode(msgspec.structs.replace(one.finish(), seen=pacer.take()))
+        pacer.expect()
+        try:
+            for batch in batches:
+                for row in batch.to_pylist():
+                    one.add(report(_record(row), work.max_document_bytes, work.dearest))
+            done = one.finish()
+        finally:
+            pacer.rest()  # the task's end (spark-writer.md 6)
+        blob = msgspec.msgpack.encode(msgspec.structs.replace(done, seen=pacer.take()))
         yield pa.RecordBatch.from_arrays([pa.array([blob], type=pa.binary())], names=["report"])
 
     return run

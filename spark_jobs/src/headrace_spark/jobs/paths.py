@@ -126,7 +126,11 @@ class Staged:
             self.pacer.add(task.seen or Seen())
         self.pacer.skew = skew(one for task in tasks for one in task.reports)
         self.pacer.staged_rows = sum(task.rows for task in tasks)
-        counts = self._writer.write(batch, tasks, partial(records, frame))
+        self.pacer.expect()
+        try:
+            counts = self._writer.write(batch, tasks, partial(records, frame))
+        finally:
+            self.pacer.rest()
         self.pacer.staged_rows = 0
         return counts
 

@@ -14,19 +14,26 @@ from typing import Final
 import msgspec
 import psycopg
 
-from headrace_spark.database import Transaction
+from headrace_spark.database import Database, Transaction
 from headrace_spark.sinks.port import Batch, Outcome
-from headrace_spark.sinks.staging import Place, StagingLost, staging_name
+from headrace_spark.sinks.staging import StagingLost, staging_name
 from headrace_spark.transforms.costs import Cost
-from headrace_spark.transforms.rows import Bounds
+from headrace_spark.transforms.records import Place
+from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
 
 _WINNERS: Final = """
 CREATE TEMPORARY TABLE hr_merge ON COMMIT DROP AS
 SELECT row_number() OVER (ORDER BY source, metric, time_ms) AS n, w.* FROM (
-  SELECT DISTINCT ON (source, metric, time_ms) source, metric, time_ms, value, boolean, closed_at, batch,
-    topic, kafka_partition, kafka_offset
+  SELECT DISTINCT ON (source, metric, time_ms) source, metric, time_ms, value, boolean, closed_at, batch
   FROM {staging} WHERE query_id = ? AND batch_id = ? AND attempt = ANY(?) AND batch = ANY(?)
   ORDER BY source, metric, time_ms, closed_at DESC, batch DESC, topic, kafka_partition, kafka_offset) AS w"""
+_PLACE: Final = """
+SELECT s.topic, s.kafka_partition, s.kafka_offset, s.metric, s.time_ms
+FROM {staging} AS s JOIN hr_merge AS m USING (source, metric, time_ms, closed_at, batch)
+WHERE m.n = ? AND s.query_id = ? AND s.batch_id = ? AND s.attempt = ANY(?)
+ORDER BY s.topic, s.kafka_partition, s.kafka_offset LIMIT 1"""
+_MEMORY: Final = "SET LOCAL work_mem = '64MB'"
+"""For one sort of a micro-batch's rows, of which a million need a file all the same."""
 _MERGE: Final = """
 WITH merged AS (
   INSERT INTO {table} AS t (source, metric, time_ms, value, boolean, closed_at, batch)
@@ -64,6 +71,9 @@ class Merge:
         self._cost = cost
         self._bounds = bounds
         self._operation = operation
+        self._attempts: list[str] = []
+        self._light = not cost.per_kib and bounds.rows * MAX_ROW_BYTES <= bounds.size
+        """No slice is too large, whatever is in it, and its bytes cost nothing."""
         self.slices = 0
         self.guilty: list[Guilty] = []
 
@@ -80,11 +90,12 @@ class Merge:
 
     def choose(self, attempts: Sequence[str], documents: Collection[str]) -> int:
         """Number the rows to merge, only those of these documents; returns how many there are."""
-        key = (self._batch.query_id, self._batch.batch_id, list(attempts), sorted(documents))
-        self._at.run(_WINNERS.format(staging=self._staging), key)
+        self._attempts = list(attempts)
+        key = (self._batch.query_id, self._batch.batch_id, self._attempts, sorted(documents))
+        self._at.run(_MEMORY)
+        total = self._at.run(_WINNERS.format(staging=self._staging), key)
         self._at.run("CREATE UNIQUE INDEX ON hr_merge (n)")
-        self._at.run("ANALYZE hr_merge")
-        return int(self._at.rows("SELECT count(*) FROM hr_merge")[0][0])
+        return total
 
     def merge(self, total: int) -> Outcome:
         """Merge rows 1 to `total` in slices; rows that the store refuses are in `guilty` then."""
@@ -94,9 +105,9 @@ class Merge:
                 outcome += part
         return outcome
 
-    def clean(self) -> None:
-        """Delete all that was staged for this micro-batch, by whatever attempt."""
-        self._at.run(
+    def clean(self) -> int:
+        """Delete all that was staged for this micro-batch, by whatever attempt; returns how many rows."""
+        return self._at.run(
             f"DELETE FROM {self._staging} WHERE query_id = ? AND batch_id = ?",
             (self._batch.query_id, self._batch.batch_id),
         )
@@ -124,7 +135,9 @@ class Merge:
         yield from self._halves(low, high)
 
     def _size(self, low: int, high: int) -> int:
-        """Bytes of the values of a range, as `Row.size`."""
+        """Bytes of the values of a range, as `Row.size`; 0 if nobody needs to know."""
+        if self._light:
+            return 0
         query = "SELECT sum(octet_length(source) + octet_length(metric) + octet_length(batch) + 25) FROM hr_merge"
         return int(self._at.rows(f"{query} WHERE n BETWEEN ? AND ?", (low, high))[0][0])
 
@@ -139,10 +152,16 @@ class Merge:
         return Outcome(inserted, replaced, high - low + 1 - inserted - replaced)
 
     def _found(self, number: int, error: psycopg.Error) -> Guilty:
-        query = "SELECT topic, kafka_partition, kafka_offset, metric, time_ms FROM hr_merge WHERE n = ?"
-        topic, partition, offset, metric, time_ms = self._at.rows(query, (number,))[0]
+        key = (number, self._batch.query_id, self._batch.batch_id, self._attempts)
+        topic, partition, offset, metric, time_ms = self._at.rows(_PLACE.format(staging=self._staging), key)[0]
         says = error.diag.message_primary or str(error)
         return Guilty((topic, partition, offset), metric, time_ms, says)
+
+
+def tidy(database: Database, table: str) -> None:
+    """Give the room of deleted rows back to the staging table, which is read whole by every micro-batch. Harmless for
+    others who use it. Raises `StateDown`."""
+    database.once(f'VACUUM (SKIP_LOCKED) "{staging_name(table)}"')
 
 
 def sweep(at: Transaction, table: str, query_id: str, before: int | None = None) -> int:

@@ -5,12 +5,16 @@ has a name that no other ever has; only the rows of attempts that Spark accepted
 task may die anywhere and be repeated, and a driver that started again never mistakes old rows for new ones.
 A chunk whose COPY failed may have been committed all the same; as rows are merged by key and version it has no second
 effect, but it would spoil the count of rows. So a chunk that is tried again removes its earlier try first: `chunk`.
+
+The table has no index: a micro-batch reads all of its rows once and then removes them, and an index would cost more
+than the COPY itself.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -18,21 +22,16 @@ import psycopg
 from psycopg import sql
 
 from headrace_core.errors import HeadraceError
-from headrace_spark.database import PREPARING
+from headrace_spark.database import HASTY, PREPARING
 from headrace_spark.faults import Faults
 from headrace_spark.pacing import Pacing
 from headrace_spark.seen import Seen
+from headrace_spark.sinks.copying import COLUMNS, copied
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.transforms.costs import Cost, Dearest
-from headrace_spark.transforms.records import Report, light
+from headrace_spark.transforms.records import Place, Report, light
 from headrace_spark.transforms.rows import Bounds, Row, first, rows
 
-COLUMNS: Final = (
-    "query_id", "batch_id", "part", "attempt", "chunk", "topic", "kafka_partition", "kafka_offset",
-    "source", "metric", "time_ms", "value", "boolean", "closed_at", "batch",
-)  # fmt: skip
-_TYPES: Final = ("text", "int8", "int4", "text", "int4", "text", "int4", "int8", "text", "text", "int8", "float8",
-                 "bool", "int8", "text")  # fmt: skip
 _TABLE: Final = sql.SQL("""
 CREATE UNLOGGED TABLE IF NOT EXISTS {staging} (
   query_id text NOT NULL, batch_id bigint NOT NULL,
@@ -41,11 +40,14 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {staging} (
   source text COLLATE "C" NOT NULL, metric text COLLATE "C" NOT NULL, time_ms bigint NOT NULL,
   value double precision NOT NULL, boolean boolean NOT NULL, closed_at bigint NOT NULL, batch text COLLATE "C" NOT NULL)
 """)
-_INDEX: Final = sql.SQL("CREATE INDEX IF NOT EXISTS {index} ON {staging} (query_id, batch_id)")
+_UNINDEXED: Final = sql.SQL("DROP INDEX IF EXISTS {index}")
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 30.0
+_REMOVE: Final = sql.SQL(
+    "DELETE FROM {staging} WHERE query_id = %s AND batch_id = %s AND part = %s AND attempt = %s AND chunk = %s"
+)
 _DISPATCH: Final = "INSERT INTO hr_dispatch (at_ns, cost, rows) VALUES (%s, %s, %s)"
-Place = tuple[str, int, int]
+_BRIEFLY: Final = "SET LOCAL lock_timeout = '1s'"
 
 
 class StagingLost(HeadraceError):
@@ -98,7 +100,10 @@ def prepare(dsn: str, table: str) -> None:
         with psycopg.connect(dsn) as db:
             db.execute(PREPARING)
             db.execute(_TABLE.format(**names))
-            db.execute(_INDEX.format(**names))
+            db.commit()
+            with suppress(psycopg.errors.LockNotAvailable):  # of an older release; another job is at work, so later
+                db.execute(_BRIEFLY)
+                db.execute(_UNINDEXED.format(**names))
     except psycopg.OperationalError as error:
         raise SinkDown(str(error)) from error
 
@@ -111,9 +116,11 @@ class Connection:
         self._open: psycopg.Connection[tuple[Any, ...]] | None = None
 
     def get(self) -> psycopg.Connection[tuple[Any, ...]]:
-        """The connection, autocommit."""
+        """The connection, autocommit. Its commits do not wait for the disk: all that it writes is staged rows, which a
+        crash of the server takes anyway, and records of what went out."""
         if self._open is None or self._open.closed:
             self._open = psycopg.connect(self._dsn, autocommit=True)
+            self._open.execute(HASTY)
         return self._open
 
     def drop(self) -> None:
@@ -168,22 +175,16 @@ class Stager:
         db = self._connection.get()
         db.execute(_DISPATCH, (at_ns, cost, len(chunk)))
         self._cost += cost
-        batch, staging = self._work.batch, sql.Identifier(staging_name(self._work.table))
-        whose = (batch.query_id, batch.batch_id, self._part, self._attempt, self._chunks)
-        with db.transaction(), db.cursor() as cursor:
-            if again:
-                cursor.execute(
-                    sql.SQL(
-                        "DELETE FROM {} WHERE query_id = %s AND batch_id = %s AND part = %s AND attempt = %s"
-                        " AND chunk = %s"
-                    ).format(staging),
-                    whose,
-                )
-            names = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
-            with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(staging, names)) as copy:
-                copy.set_types(_TYPES)
-                for values in _values(chunk):
-                    copy.write_row((*whose, *values))
+        staging = sql.Identifier(staging_name(self._work.table))
+        data = copied(self._work.batch, self._part, self._attempt, self._chunks, chunk)
+        if not again:
+            _copy(db, staging, data)  # one statement is one transaction
+            return
+        batch = self._work.batch
+        with db.transaction():
+            whose = (batch.query_id, batch.batch_id, self._part, self._attempt, self._chunks)
+            db.execute(_REMOVE.format(staging=staging), whose)
+            _copy(db, staging, data)
 
     def _patiently(self, work: Callable[[bool], None]) -> None:
         """Try until it works; a store that stays down longer than `down_max_ms` fails the task."""
@@ -200,6 +201,10 @@ class Stager:
             self._retries += 1
 
 
-def _values(chunk: list[tuple[Place, Row]]) -> Iterator[tuple[Any, ...]]:
-    for place, row in chunk:
-        yield (*place, row.source, row.metric, row.time_ms, row.value, row.boolean, row.closed_at, row.batch)
+def _copy(db: psycopg.Connection[tuple[Any, ...]], staging: sql.Identifier, data: bytes) -> None:
+    names = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
+    with (
+        db.cursor() as cursor,
+        cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(staging, names)) as copy,
+    ):
+        copy.write(data)

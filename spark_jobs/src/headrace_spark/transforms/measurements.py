@@ -16,6 +16,7 @@ import msgspec
 from headrace_spark.transforms.decode import Document, Flaw, Rejected, only, text, text_problem, time_ms
 
 _NAMES: Final = frozenset({"type", "time", "received", "value"})
+_NESTS: Final = frozenset({dict, list})
 MAX_KEY_BYTES: Final = 2048
 """Of source and metric together, in UTF-8: what an index of every store takes (PostgreSQL: 2,704 with its overhead).
 One row beyond it would be refused by the store for ever, and hold up all others."""
@@ -55,19 +56,21 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
 Fits = Callable[[Measurement], bool]
 
 
-def measurements(document: Document, fits: Fits = lambda _: True, left: frozenset[int] | None = None) -> Taken:
+def measurements(document: Document, fits: Fits | None = None, left: frozenset[int] | None = None) -> Taken:
     """Every measurement of the document in order, and every member that is not taken. `fits`: whether the capacity
-    takes this one alone. `left`: only these members are still to be done, None for all."""
+    takes this one alone, None if it takes every one. `left`: only these members are still to be done, None for all."""
     rows: list[Measurement] = []
     refusals: list[Refusal] = []
     texts = empty = 0
     count = len(document.members)
     counted = range(count) if left is None else sorted(element for element in left if element < count)
+    metric_bytes = MAX_KEY_BYTES - len(document.source.encode())
     for element in counted:
         member = document.members[element]
         try:
-            found, dropped = of_member(member, MAX_KEY_BYTES - len(document.source.encode()))
-            _affordable(found, fits)
+            found, dropped = of_member(member, metric_bytes)
+            if fits is not None:
+                _affordable(found, fits)
         except Rejected as error:
             refusals.append(Refusal(element, error.reason, error.detail))
             continue
@@ -115,17 +118,21 @@ def _measurement(metric: str, time: int, leaf: Any, metric_bytes: int) -> Measur
     problem = text_problem(metric)
     if problem:
         raise Rejected("schema", f"the metric {problem}")
-    if len(metric.encode()) > metric_bytes:
+    if len(metric) > metric_bytes or (not metric.isascii() and len(metric.encode()) > metric_bytes):
         raise Rejected("too_large", f"source and metric have more than {MAX_KEY_BYTES} bytes")
     return Measurement(metric, time, float(leaf), isinstance(leaf, bool))
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        for name, below in value.items():
-            yield from _leaves(f"{path}.{name}", below)
+        below = [(f"{path}.{name}", leaf) for name, leaf in value.items()]
     elif isinstance(value, list):
-        for index, below in enumerate(value):
-            yield from _leaves(f"{path}.{index}", below)
+        below = [(f"{path}.{index}", leaf) for index, leaf in enumerate(value)]
     else:
         yield path, value
+        return
+    for name, leaf in below:
+        if type(leaf) in _NESTS:
+            yield from _leaves(name, leaf)
+        else:
+            yield name, leaf

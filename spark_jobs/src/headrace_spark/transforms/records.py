@@ -18,6 +18,8 @@ from headrace_spark.transforms.measurements import Fits, Taken, measurements
 from headrace_spark.transforms.rows import row_of
 
 Headers = list[tuple[str, bytes | None]]
+Place = tuple[str, int, int]
+"""Topic, partition, offset."""
 DELIVER_AT: Final = "deliver-at"
 ROUND: Final = "hr-round"
 SOURCE: Final = "hr-source"
@@ -54,7 +56,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     round: int = 0
 
     @property
-    def place(self) -> tuple[str, int, int]:
+    def place(self) -> Place:
         """Where the record stands; reports are put in this order, whatever task they come from."""
         return self.topic, self.partition, self.offset
 
@@ -102,9 +104,9 @@ def origin(record: Record, again: str) -> Record:
     return msgspec.structs.replace(record, topic=found[1], partition=int(found[2]), offset=int(found[3]))
 
 
-def _fits(document: Document, dearest: Dearest | None) -> Fits:
+def _fits(document: Document, dearest: Dearest | None) -> Fits | None:
     if dearest is None:
-        return lambda _: True
+        return None
     return lambda one: dearest.fits(row_of(document.id, document.source, document.closed_at, one))
 
 
