@@ -6,10 +6,12 @@ rest is in proportion to it and lives no longer.
 
 A bound for each partition alone grows with the number of partitions, and most of it helps nobody: one interpreter works
 on one chunk at a time, the others wait. So there is one budget. While it lasts, chunks are as large as they can be and
-a partition may have several; when it is used up, a partition that has one waits for its next. One that has none always
-gets a small one, so that none ever waits for the others' sake: a quiet root beside a busy one is not delayed.
+a partition may have several; when there is no room for a whole one, whoever has one waits for the next, for
+many small chunks cost more than few large ones. One that has next to nothing (`SMALL_BYTES`) always gets a small one,
+so that none ever waits for the others' sake: a quiet root beside a busy one is not delayed, and what comes few records
+at a time is not counted by chunks.
 
-Never more is held than `BYTES`, one fetch, and a small chunk for each partition.
+Never more is held than `BYTES`, one fetch, and a small chunk and `SMALL_BYTES` for each partition.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from typing import Any, NamedTuple
 
 from headrace_core.stage import Record
 
-BYTES = 24 * 1024 * 1024
+BYTES = 32 * 1024 * 1024
 RECORD_BYTES = 1024
 """What a record weighs without its value: tuples, headers, key."""
 SMALL_RECORDS = 1_000
+SMALL_BYTES = 512 * 1024
 CHUNKS = 3
 """So many chunks of one partition at most: one being applied, and two that have been unpacked meanwhile."""
 
@@ -42,10 +45,11 @@ def weight(records: Sequence[Record]) -> int:
 
 def room(under_way: Iterable[tuple[Any, int]], partitions: Set[Any], most_records: int) -> Room:
     """Which of `partitions` may get a chunk, beside the (partition, weight) of those under way."""
-    held, weights = Counter[Any](), 0
+    chunks, weights = Counter[Any](), Counter[Any]()
     for partition, bytes_ in under_way:
-        held[partition] += 1
-        weights += bytes_
-    left = (BYTES - weights) // RECORD_BYTES
-    most = CHUNKS if left >= min(SMALL_RECORDS, most_records) else 1
-    return Room({one for one in partitions if held[one] < most}, min(most_records, max(left, SMALL_RECORDS)))
+        chunks[partition] += 1
+        weights[partition] += bytes_
+    left = (BYTES - weights.total()) // RECORD_BYTES
+    most = CHUNKS if left >= most_records else 1
+    having = {one for one in partitions if chunks[one] < most or weights[one] < SMALL_BYTES}
+    return Room(having, min(most_records, max(left, SMALL_RECORDS)))
