@@ -1,9 +1,13 @@
-"""The stall of `streams.md` 1, its cause: a long poll for drained partitions holds up the full one.
+"""The stalls of `streams.md` 1, their cause: a long poll for drained partitions holds up the full one, and a full one
+that nobody consumes holds up all others.
 
 The fetcher of aiokafka has one fetch a broker in flight and leaves out partitions whose records are still buffered. If
 somebody takes longer than 0.1 s to consume a buffer, the next fetch is for the drained partitions alone, and the broker
 keeps it for `fetch_max_wait_ms`; meanwhile the full one's buffer runs empty, and nobody asks for more. Faster consumers
 do not see it: the same settings are slow and fast.
+
+So that those which are consumed soon are asked for again together, the fetcher asks for nothing at all for
+`prefetch_backoff` (100 ms) after a fetch that is not consumed. A partition that has no room is never consumed soon.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from headrace_streams.faust_internals import LONG_POLL_MS, ChunkConsumer, ChunkThread, make_app
+from headrace_streams.faust_internals import FETCHED_S, LONG_POLL_MS, ChunkConsumer, ChunkThread, make_app
 from tests.support.streams_worker import produce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
@@ -55,6 +59,37 @@ async def test_a_full_partition_waits_for_the_long_poll_of_the_drained_ones(kafk
     short = await seconds_to_read(kafka, topic, LONG_POLL_MS)
     long = await seconds_to_read(kafka, topic, POLL_MS)
     print(f"{short:.1f} s with polls of {LONG_POLL_MS} ms, {long:.1f} s with polls of {POLL_MS} ms")
+    assert long - short > POLL_MS / 1000
+
+
+async def seconds_beside_a_full_one(kafka: str, topic: str, backoff_s: float) -> float:
+    """Read partition 1 while what has been fetched of partition 0 is not consumed."""
+    full, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka, enable_auto_commit=False, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        consumer._fetcher._prefetch_backoff = backoff_s
+        consumer.assign([full, other])
+        consumer.pause(other)
+        while full not in consumer._fetcher._records:
+            await asyncio.sleep(0.001)
+        started = time.monotonic()
+        consumer.resume(other)
+        assert await consumer.getmany(other, timeout_ms=60_000)
+        return time.monotonic() - started
+    finally:
+        await consumer.stop()
+
+
+async def test_a_full_partition_that_is_not_consumed_holds_up_the_others(kafka: str, topic_prefix: str) -> None:
+    topic = topic_prefix + "raw"
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for future in admin.create_topics([NewTopic(topic, 2, 1)]).values():
+        future.result(60)
+    produce(kafka, topic, [(0, b"k", b"full"), (1, b"k", b"other")])
+    short = await seconds_beside_a_full_one(kafka, topic, FETCHED_S)
+    long = await seconds_beside_a_full_one(kafka, topic, 2 * POLL_MS / 1000)
+    print(f"{short:.1f} s with {FETCHED_S} s, {long:.1f} s with {2 * POLL_MS / 1000} s")
     assert long - short > POLL_MS / 1000
 
 

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace_core.partitioner import partition_of
 from headrace_core.stage import Emission, Record, header
 from headrace_core.state import MemoryState
+from headrace_core.timeline.buffer import SourceRecord
 from headrace_core.timeline.engine import CHANGES
 from headrace_core.timeline.settings import Buffer, Settings
 from headrace_core.timeline.stage import TimelineStage
@@ -267,9 +269,8 @@ def buffer_log(seed: int, count: int) -> Iterator[Record]:
         offsets[source] += 0 if again else 1
         high = max(high, at)
         args = json.dumps({"topic": "in", "partition": source, "offset": number, "record_timestamp": high}).encode()
-        yield Record(
-            PARTITION, offset, at, None, b"v%d" % number, (("tl-op", b"buffer_in"), ("tl-args", args), ("h", b"1"))
-        )
+        value = msgspec.msgpack.encode(SourceRecord(None, b"v%d" % number, [("h", b"1")]))
+        yield Record(PARTITION, offset, at, None, value, (("tl-op", b"buffer_in"), ("tl-args", args)))
 
 
 def in_time_and_order(records: list[Record], out: list[Emission]) -> None:

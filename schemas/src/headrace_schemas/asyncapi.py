@@ -34,7 +34,7 @@ def asyncapi() -> str:
 
 
 def _name(topic: Topic, message: Message) -> str:
-    return f"{topic.name}.{message.name}"
+    return f"{topic.name}.{message.name}".replace("<", "").replace(">", "")
 
 
 def _channel(topic: Topic) -> dict[str, Any]:

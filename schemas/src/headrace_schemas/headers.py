@@ -80,13 +80,39 @@ DEAD_LETTER: Headers = {
     ),
     "stage": text(
         "who refused or lost it",
-        r"^(registration|batching|bridge|bridge-outbound|spark\..+)$",
+        r"^(registration|batching|timeline\..+|bridge|bridge-outbound|spark\..+)$",
         "batching",
         "registration",
+        "timeline.retries",
         "bridge",
         "bridge-outbound",
         "spark.meters",
     ),
+}
+COMMAND: Headers = {
+    "tl-op": text("operation (timeline.md 5); without it: create, or cancel", "^[a-z_]+$", "move", "buffer_in"),
+    "tl-args": text("its arguments, a JSON object", r"^\s*\{", '{"group": "billing", "delay_ms": 5}'),
+    "tl-request-id": text("the same in every repeat of the command (timeline.md 8)", "", "7f3a"),
+    "tl-reply-to": text("instance that the reply is for; without it, there is none", "", "api-1"),
+    "tl-reply-partition": text("partition of the reply", "^[0-9]{1,9}$", "0"),
+    "tl-correlation-id": text("key of the reply", "", "7f3a"),
+    "tl-instance": text("who sent it; information only", "", "api-1"),
+    "tl-sent-at": text("UTC milliseconds by the sender's clock; information only", "^[0-9]+$", "1760000000000"),
+    "tl-producer-group": text("owner of the message, without tl-op", "", "billing"),
+    "deliver-at": text("UTC milliseconds; without tl-op", "^[0-9]+$", "1760000000000"),
+    "delay-ms": text("milliseconds from now; without tl-op", "^[0-9]+$", "60000"),
+    "id": text("of a record that the stage on a buffer's source wrote", r"^timeline\.[A-Za-z0-9_-]+\.in(:[0-9]+){3}$",
+               "timeline.retries.in:0:4711:0"),
+}  # fmt: skip
+EVENT: Headers = {
+    "id": text(
+        "`<stage>:<input partition>:<input offset>:<index within the record>`",
+        r"^timeline\.[A-Za-z0-9_-]+(:[0-9]+){3}$",
+        "timeline.retries:0:4711:0",
+    )
+}
+PARKED: Headers = {
+    "reason": one_of("why it is here: its deliveries, or the partition it came in", "DELIVERIES_EXHAUSTED", "MISROUTED")
 }
 SOURCE: Headers = {
     "o": BINARY | {"description": "offset of the input up to which the chunk goes, int64", "examples": ["\0" * 8]}
@@ -99,5 +125,8 @@ ROOT_OR_NO_KEY: Schema = {"description": "root, or none and the partition named"
 ENTITY_KEY: Schema = {"description": "root/topic-id", "allOf": [shared("entity-name")]}
 TOPIC_KEY: Schema = text("MQTT topic", r"^[^+#\u0000]+$", "te/device/press//")
 CORRELATION_KEY: Schema = text("correlation id of the request", "^[^\\u0000]+$", "7f3a")
+MESSAGE_KEY: Schema = {
+    "description": "id of the message, or none and the partition named", "type": ["string", "null"],
+}  # fmt: skip
 ANY_KEY: Schema = {"description": "key of the original record", "type": ["string", "null"]}
 STATE_KEY: Schema = {"description": "family byte and the rest of the state's key", **BINARY}

@@ -53,6 +53,8 @@ def _row(message: Message) -> str:
     names = [*(f"`{name}`" for name in message.headers), *(f"(`{name}`)" for name in message.optional)]
     if message.user_properties:
         names.append("(`mqtt-<name>`)")
+    if message.carries:
+        names.append("(others)")
     return f"| {message.name}: {message.summary} | {value} | {', '.join(names)} |"
 
 

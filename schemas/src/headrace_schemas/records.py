@@ -23,7 +23,7 @@ def headers_schema(message: Message) -> Schema:
     """The JSON Schema of the headers of a message, as an object of texts."""
     described: Schema = {
         "type": "object",
-        "additionalProperties": False,
+        "additionalProperties": message.carries,
         "required": list(message.headers),
         "properties": message.headers | message.optional,
     }

@@ -24,7 +24,8 @@ class Value(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One kind of record. `document` names the schema of a JSON value; `optional` headers may be missing."""
+    """One kind of record. `document` names the schema of a JSON value; `optional` headers may be missing; with
+    `carries` there may be others, which are handed on."""
 
     name: str
     summary: str
@@ -34,6 +35,7 @@ class Message:
     document: str | None = None
     optional: Headers = field(default_factory=dict)
     user_properties: bool = False
+    carries: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,45 @@ TOPICS = (
         "all -> people",
         "delete",
         (_json("dead-letter", "reason, detail, source and payload", "dead-letter", h.DEAD_LETTER, h.ANY_KEY),),
+    ),
+    Topic(
+        "timeline.<name>.commands",
+        "What happens to the messages of a timeline, in order. Stamped by the broker (LogAppendTime), kept for 7 days.",
+        "id of the message",
+        "API, producers, source of a time buffer, owner -> timeline",
+        "delete",
+        (
+            Message("tick", "written by the owner of an idle partition", Value.EMPTY, h.kind("tick"), h.NO_KEY),
+            Message(
+                "command",
+                "an operation, or a message for later; the value is its body",
+                Value.BYTES,
+                {},
+                h.MESSAGE_KEY,
+                None,
+                h.COMMAND,
+                carries=True,
+            ),
+            Message(
+                "cancel", "the owner takes a message back", Value.NONE, {}, h.MESSAGE_KEY, None, h.COMMAND, carries=True
+            ),
+        ),
+    ),
+    Topic(
+        "timeline.<name>.events",
+        "Refusals of commands without an address for the reply.",
+        "id of the message",
+        "timeline -> people",
+        "delete",
+        (Message("refused", "JSON: operation, code, detail", Value.BYTES, h.EVENT, h.MESSAGE_KEY),),
+    ),
+    Topic(
+        "timeline.<name>.parked",
+        "Copies of messages that were handed out too often, and of commands in a wrong partition. Kept for 30 days.",
+        "id of the message",
+        "timeline -> people",
+        "delete",
+        (Message("parked", "the body", Value.BYTES, h.EVENT | h.PARKED, h.MESSAGE_KEY, carries=True),),
     ),
     _changelog("registration", _families("registration")),
     _changelog("batching", _families("batching")),

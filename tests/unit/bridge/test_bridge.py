@@ -15,6 +15,7 @@ from headrace_bridge import http
 from headrace_bridge.bridge import STALLED_S, Bridge, Snapshot
 from headrace_bridge.connection import READ_BYTES, RESERVE_BYTES, Connection, ConnectionLost, Target
 from headrace_bridge.inflight import Window
+from headrace_bridge.packets import text, variable
 from headrace_bridge.receive import Receiver
 from headrace_bridge.record import Router
 from headrace_bridge.subscriptions import FilterMemory
@@ -79,6 +80,18 @@ def test_topics_that_no_client_should_send_stop_nobody(rig: Rig) -> None:
         ("invalid_topic", "2"), ("invalid_topic", "5"), ("invalid_topic", "6")
     ]  # fmt: skip
     until(lambda: rig.number("ignored") == 1, "the $ topic is counted")
+
+
+def test_a_message_of_nothing_but_properties_is_a_dead_letter_and_costs_neither_time_nor_memory(rig: Rig) -> None:
+    peer = rig.broker.accept()
+    peer.sock.settimeout(60)
+    many = b"\x26\0\0\0\0" * 2_000_000
+    body = text(b"te/a") + b"\0\1" + variable(len(many)) + many + b"payload"
+    peer.send(b"\x32" + variable(len(body)) + body + publish(b"te/b", b"next", 2))
+    assert [peer.acknowledgement() for _ in range(2)] == [b"\x40\0\1", b"\x40\0\2"]
+    assert rig.outlet.values() == [b"next"]
+    (letter,) = (json.loads(value) for value in rig.outlet.values("p.dead-letter"))
+    assert (letter["reason"], letter["topic"], letter["payload"]) == ("invalid_properties", "te/a", "payload")
 
 
 def test_nothing_is_acknowledged_before_kafka_has_it(rig: Rig) -> None:

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace_bridge.inflight import Entry, Window
-from headrace_bridge.packets import Publish
+from headrace_bridge.inflight import PROPERTY_BYTES, Entry, Window
+from headrace_bridge.packets import CONTENT_TYPE, USER_PROPERTY, Properties, Publish
 
 IDENTITY = b"the message"
 
@@ -74,6 +74,18 @@ def test_full_by_count_or_by_bytes_and_old_connections_count() -> None:
     assert window.room == 2
     arrive(window, 3, size=100)
     assert window.room == 0
+
+
+def test_properties_count_with_what_they_take_in_memory() -> None:
+    window = Window(3, 1000)
+    properties: Properties = ((USER_PROPERTY, (b"name", b"value")), (CONTENT_TYPE, b"x"), (1, 1), (11, 5))
+    entry, _ = window.arrived(
+        Publish(b"te/a", b"12345", 1, retain=False, dup=False, packet_id=1, properties=properties), 0
+    )
+    assert entry.size == 9 + 4 * PROPERTY_BYTES + 10
+    assert window.room == 0
+    window.settle(entry)
+    assert window.outstanding_bytes == 0
 
 
 def test_qos_2_is_produced_once_over_connections_until_released() -> None:

@@ -70,18 +70,22 @@ class Tickets:
         self.partitions.append(partition)
 
 
-@pytest.mark.parametrize(("silent_s", "ahead_ms", "expected"), [(10, -5000, [3]), (10, 5000, []), (0.01, -5000, [])])
+@pytest.mark.parametrize(
+    ("silent_s", "ahead_ms", "rooted", "expected"),
+    [(10, -5000, True, [3]), (10, 5000, True, []), (0.01, -5000, True, []), (10, -5000, False, [])],
+)
 def test_the_clock_goes_on_from_the_marker_while_the_partition_is_silent(
-    silent_s: float, ahead_ms: int, expected: list[int]
+    silent_s: float, ahead_ms: int, rooted: bool, expected: list[int]
 ) -> None:
-    """A log whose clock is ahead of ours is due by its own clock, not by ours."""
+    """A log whose clock is ahead of ours is due by its own clock, not by ours. Timelines have ticks of their own."""
     stage, clock = CountingStage(), int(time.time() * 1000) + 3_600_000
     due_ms = clock + 10_000 + ahead_ms
     stage.next_due = lambda _: due_ms  # type: ignore[method-assign]
     state: Any = SimpleNamespace(position=SimpleNamespace(marker=SimpleNamespace(clock=clock)))
     runner = SimpleNamespace(
-        partition=3, stage=stage, state=state, idle=True, ready=True, moved_at=time.monotonic() - silent_s
-    )
+        spec=SimpleNamespace(rooted=rooted), partition=3, stage=stage, state=state, idle=True, ready=True,
+        moved_at=time.monotonic() - silent_s,
+    )  # fmt: skip
     worker: Any = SimpleNamespace(runners={("raw", 3): runner}, lag=lambda _: 0)
     outlet: Any = Tickets()
     ticker = Ticker(worker, outlet, tick_interval_ms=500)

@@ -22,6 +22,11 @@ import pytest
         ("BATCHING", '{"windw": 1}', "batching.windw"),
         ("BATCHING", '{"timeout": 0}', "timeout"),
         ("REGISTRATION", '{"pending_ttl": "1h"}', "registration"),
+        (
+            "TIMELINES",
+            '{"r": {"buffer": {"source": "a", "target": "b"}}}',
+            "timelines.r.buffer.delay_ms: must be given",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str, field: str) -> None:

@@ -20,11 +20,23 @@ RFC3339 = re.compile(rb"(%b)(?:\.(\d+))?(%b)" % (SECOND.pattern, OFFSET.pattern)
 EXACT = Context(prec=40)
 """More digits than a time in range has, so that cutting is the only rounding."""
 MILLISECOND = Decimal("0.001")
+SHORT = 40
+"""Bytes of an encoded time that is kept; the usual ones have 26 to 31."""
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
 def encoded_event_ms(time: bytes) -> int | None:
     """`event_ms` of an encoded JSON value. Raises msgspec.DecodeError if it is none."""
+    return _known_ms(time) if len(time) <= SHORT else _encoded_ms(time)
+
+
+@lru_cache(1024)
+def _known_ms(time: bytes) -> int | None:
+    """What a device measures at one moment comes in several messages with one time."""
+    return _encoded_ms(time)
+
+
+def _encoded_ms(time: bytes) -> int | None:
     if time[:1] == b'"':
         usual = _usual_ms(time)
         return event_ms(NUMBER_OR_TEXT.decode(time)) if usual is None else usual

@@ -7,18 +7,15 @@ takes another of its values), and nesting so deep that it depends on the reader 
 
 from __future__ import annotations
 
-import re
 from json import JSONDecoder
 
 import msgspec
 
 from headrace_core.batching.event_time import encoded_event_ms
 from headrace_core.batching.messages import Message
+from headrace_core.nesting import DEEPEST, is_too_deep
 
-DEEPEST = 500
-"""Levels of objects and arrays in a payload: fewer than any reader manages, which depends on who calls it."""
 PAYLOAD = msgspec.json.Decoder(dict[str, msgspec.Raw])
-STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
 encode = msgspec.json.Encoder().encode
 
 
@@ -29,17 +26,19 @@ class RepeatedKeyError(Exception):
 def readable(payload: bytes, entity: bytes, type_: bytes, receipt_ms: int) -> Message | None:
     """The measurement in a data record, or None if source, type, payload or event time cannot be read (6.3)."""
     try:
-        source, text = entity.decode(), payload.decode()
-        members = PAYLOAD.decode(text)
+        source = entity.decode()
+        if not payload.isascii():
+            payload.decode()  # what is not decoded below must be UTF-8 as well
+        members = PAYLOAD.decode(payload)
         colons, time = len(members), members.pop("time", None)  # a key has a colon behind it
         at_ms: int | None = receipt_ms
         if time is not None:
             encoded = bytes(time)
             colons += encoded.count(b":")
             at_ms = encoded_event_ms(encoded)
-        if not source or at_ms is None or (len(text) > 2 * DEEPEST and is_too_deep(text)):
+        if not source or at_ms is None or (len(payload) > 2 * DEEPEST and is_too_deep(payload.decode())):
             return None
-        if text.count(":") != colons and repeats_a_key(text):
+        if payload.count(b":") != colons and repeats_a_key(payload.decode()):
             return None
         return Message(source, type_.decode(), at_ms, encode(members))
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError, ArithmeticError):
@@ -52,17 +51,6 @@ def repeats_a_key(text: str) -> bool:
         WHOLE.decode(text)
     except RepeatedKeyError:
         return True
-    return False
-
-
-def is_too_deep(text: str) -> bool:
-    """Whether objects and arrays of a valid JSON text are nested deeper than `DEEPEST`."""
-    depth = 0
-    if text.count("{") + text.count("[") > DEEPEST:
-        for token in STRING_OR_BRACKET.findall(text):
-            depth += (token in "{[") - (token in "}]")
-            if depth > DEEPEST:
-                return True
     return False
 
 

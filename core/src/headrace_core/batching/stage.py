@@ -25,7 +25,7 @@ from headrace_core.batching.engine import Batcher, derive
 from headrace_core.batching.keys import Clock
 from headrace_core.batching.messages import Batch, Cause, Close, Reason, Rejected
 from headrace_core.batching.payload import readable
-from headrace_core.stage import Emission, Record, header
+from headrace_core.stage import Emission, Headers, Record, header
 from headrace_core.state import State, hold
 
 SEEN = b"r"
@@ -40,8 +40,21 @@ BESIDE = ("raised", "ahead", "ticks")
 COUNTERS = ("in", *RESULTS, *OPENED.values(), *CLOSED.values(), "members", "forgotten", *BESIDE)
 
 Emit = Callable[[Emission], None]
-Fields = Mapping[str, bytes]
-"""Headers of a record; of two with one name the first."""
+Fields = tuple[bytes | None, bytes | None, bytes | None, bytes | None, bytes | None]
+"""The headers kind, receipt_time, entity, channel and id."""
+
+
+def fields_of(headers: Headers) -> Fields:
+    """None for a header that is not there; of two with one name the first counts.
+
+    Data comes with these six, in the order in which registration writes them, so they are taken by their places.
+    """
+    if len(headers) == 6:
+        (a, kind), (b, receipt), (c, entity), (d, _), (e, channel), (f, ident) = headers
+        if a == "kind" and b == "receipt_time" and c == "entity" and d == "topic" and e == "channel" and f == "id":
+            return kind, receipt, entity, channel, ident
+    found = dict(reversed(headers)).get
+    return found("kind"), found("receipt_time"), found("entity"), found("channel"), found("id")
 
 
 class Run:
@@ -54,9 +67,11 @@ class Run:
         self._seen: dict[bytes, tuple[int, int]] = {}
         self.held = hold(state, self.settle)
 
-    def is_repeat(self, fields: Fields) -> bool:
+    def is_repeat(self, ident: bytes | None) -> bool:
         """Whether the id of the stage before, `stage:partition:offset:index`, is not above the highest seen."""
-        front, _, index = fields.get("id", b"").rpartition(b":")
+        if ident is None:
+            return False
+        front, _, index = ident.rpartition(b":")
         key, _, offset = front.rpartition(b":")
         if not (index.isdigit() and offset.isdigit() and len(index) <= 18 and len(offset) <= 18):
             return False
@@ -106,8 +121,7 @@ class BatchingStage:
         run = self._run
         if run is None or run.state is not state or not run.held:
             run = self._run = Run(state, self._config)
-        fields = dict(reversed(record.headers))
-        outputs = self._outputs(run, record, fields)
+        outputs = self._outputs(run, record)
         if outputs:
             _put_out(run, record, outputs, emit)
         if not run.held:
@@ -146,22 +160,22 @@ class BatchingStage:
         """Empty the cache: a chunk that is given up leaves nothing behind."""
         self._run = None
 
-    def _outputs(self, run: Run, record: Record, fields: Fields) -> list[Batch | Rejected]:
-        kind, receipt_ms, counts = fields.get("kind"), _receipt_ms(record, fields), run.counts
+    def _outputs(self, run: Run, record: Record) -> list[Batch | Rejected]:
+        kind, receipt, entity, channel, ident = fields_of(record.headers)
+        receipt_ms, counts = _receipt_ms(record, receipt), run.counts
         if kind == b"tick":
             counts["ticks"] += 1
             return run.batcher.tick(receipt_ms)
         if kind == b"flush":  # what was opened after the first one must not be flushed by its repeat
-            return run.batcher.tick(receipt_ms) if run.is_repeat(fields) else run.batcher.flush(receipt_ms)
+            return run.batcher.tick(receipt_ms) if run.is_repeat(ident) else run.batcher.flush(receipt_ms)
         counts["in"] += 1
-        if run.is_repeat(fields):
+        if run.is_repeat(ident):
             counts["repeat"] += 1
             return run.batcher.tick(receipt_ms)
-        channel = fields.get("channel", b"")
-        if kind != b"data" or channel[:2] != b"m/" or channel.count(b"/") > 1:
+        if kind != b"data" or channel is None or channel[:2] != b"m/" or channel.count(b"/") > 1:
             counts["not_measurement"] += 1
             return run.batcher.tick(receipt_ms)
-        message = readable(record.value or b"", fields.get("entity", b""), channel[2:], receipt_ms)
+        message = readable(record.value or b"", entity or b"", channel[2:], receipt_ms)
         if message is None:
             return run.batcher.unreadable(receipt_ms)
         outputs = run.batcher.message(message, receipt_ms)
@@ -228,15 +242,14 @@ def letter(record: Record, rejected: Rejected) -> bytes:
         letter["payload"] = payload.decode()
     except UnicodeDecodeError:
         letter["payload_base64"] = base64.b64encode(payload).decode()
-    letter["receipt_time"] = letter["lost_at"] = _receipt_ms(record, dict(reversed(record.headers)))
+    letter["receipt_time"] = letter["lost_at"] = _receipt_ms(record, header(record.headers, "receipt_time"))
     if len(record.value or b"") > CUT_BYTES:
         letter["truncated"] = True
     return encode(letter)
 
 
-def _receipt_ms(record: Record, fields: Fields) -> int:
+def _receipt_ms(record: Record, carried: bytes | None) -> int:
     """4.2: the append time of the first topic, in the header `receipt_time`, before that of this one."""
-    carried = fields.get("receipt_time")
     if carried is not None and carried.isdigit() and len(carried) <= 18:
         return int(carried)
     return record.append_ms

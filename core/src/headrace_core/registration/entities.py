@@ -15,7 +15,7 @@ from headrace_core.registration import status, topics
 from headrace_core.registration.cache import pending
 from headrace_core.registration.effects import Passed, Published, Registered, TwinChanged
 from headrace_core.registration.items import Entity, key, name_of
-from headrace_core.registration.message import Definition, Message, parse_definition, read_json, write_json
+from headrace_core.registration.message import Definition, Message, parse_definition, read_payload, write_json
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.work import Work, document, publication
 
@@ -176,7 +176,7 @@ def pass_on(work: Work, root: str, tid: str, channel: str, message: Message) -> 
     if channel.startswith("twin/") or channel == "config":
         name = b"G" + name_of(root, tid) if channel == "config" else b"T" + name_of(root, tid) + channel[5:].encode()
         try:
-            value = None if not message.payload else read_json(message.payload)
+            value = None if not message.payload else read_payload(message.payload)
             store.write(name, None if value is None else write_json(value))
         except ValueError:
             pass  # not judged here (6.5); what was known stays known

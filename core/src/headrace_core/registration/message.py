@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from headrace_core.nesting import is_too_deep
 from headrace_core.registration import topics
 from headrace_core.registration.config import MAIN, RegistrationConfig
 from headrace_core.registration.reasons import Refusal
@@ -64,6 +65,14 @@ def read_json(payload: bytes | str) -> Any:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return value
+
+
+def read_payload(payload: bytes) -> Any:
+    """`read_json` of what comes from outside. Raises ValueError, too, if it is nested deeper than `DEEPEST`."""
+    text = payload.decode()
+    if is_too_deep(text):
+        raise ValueError("nested too deeply")
+    return read_json(text)
 
 
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
@@ -125,7 +134,7 @@ class Definition:
 def parse_definition(config: RegistrationConfig, entity: str, payload: bytes) -> Definition:
     """Read a registration message of `entity`. Raises Refusal."""
     try:
-        value = read_json(payload)
+        value = read_payload(payload)
     except ValueError as error:
         raise Refusal("invalid_payload", str(error)) from error
     return read_definition(config, entity, value)

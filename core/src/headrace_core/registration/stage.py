@@ -19,11 +19,11 @@ from headrace_core.registration.documents.outputs import STAGE, Outputs
 from headrace_core.registration.effects import Effect
 from headrace_core.registration.engine import Engine
 from headrace_core.registration.items import PRIMARY, parts, sound_items
-from headrace_core.registration.message import read_json
+from headrace_core.registration.message import read_payload
 from headrace_core.registration.reasons import DISCARDED, LOST, outcome
 from headrace_core.registration.routes import ABSENT, Request
 from headrace_core.registration.store import Store
-from headrace_core.stage import Emission, Record
+from headrace_core.stage import Emission, Headers, Record
 from headrace_core.state import State
 
 REFUSED = (
@@ -43,6 +43,23 @@ INTERNAL = ("moves", "moves_forgotten")
 """Tallies of a root that serve a listing, not people."""
 
 
+Fields = tuple[bytes | None, bytes | None, bytes | None]
+"""The headers kind, topic and retain."""
+
+
+def fields_of(headers: Headers) -> Fields:
+    """None for a header that is not there; of two with one name the first counts.
+
+    Messages come with these five, in the order in which the bridge writes them, so they are taken by their places.
+    """
+    if len(headers) == 5:
+        (a, topic), (b, _), (c, retain), (d, _), (e, _) = headers
+        if a == "topic" and b == "qos" and c == "retain" and d == "dup" and e == "received":
+            return None, topic, retain
+    found = dict(reversed(headers)).get
+    return found("kind"), found("topic"), found("retain")
+
+
 class RegistrationStage:
     """headrace_core.stage.Stage; what it keeps between calls is that of one chunk."""
 
@@ -60,12 +77,9 @@ class RegistrationStage:
         if engine is None or state is not self._state or not engine.store.keeps:
             engine, self._state = Engine(state, self._config), state
             self._engine = engine
-        fields = dict(record.headers)
-        if len(fields) != len(record.headers):
-            fields = dict(reversed(record.headers))  # of two with one name the first
-        kind = fields.get("kind")
+        kind, topic, retain = fields_of(record.headers)
         if kind is None:
-            _put_out(engine, record, _message(engine, record, fields), emit)
+            _put_out(engine, record, _message(engine, record, topic, retain), emit)
         elif kind == b"request":
             _request(engine, record, emit)
         elif kind in (b"tick", b"flush"):
@@ -132,8 +146,8 @@ def _unreadable(engine: Engine, record: Record, detail: str, emit: Callable[[Emi
     outputs.unreadable(detail)
 
 
-def _message(engine: Engine, record: Record, fields: Mapping[str, bytes]) -> list[Effect]:
-    raw, payload = fields.get("topic"), record.value or b""
+def _message(engine: Engine, record: Record, raw: bytes | None, flag: bytes | None) -> list[Effect]:
+    payload = record.value or b""
     try:
         if raw is None:
             raise ValueError("no topic header")
@@ -146,7 +160,6 @@ def _message(engine: Engine, record: Record, fields: Mapping[str, bytes]) -> lis
             ref=record.offset,
             detail=str(error),
         )
-    flag = fields.get("retain")
     retained = None if flag is None else flag == b"1"
     return engine.message(topic, payload, retained=retained, receipt_ms=record.append_ms, ref=record.offset)
 
@@ -168,7 +181,7 @@ def read_request(value: bytes) -> tuple[str, Request]:
 
     `body` is the JSON value of the request's body, absent if it had none.
     """
-    read: Any = read_json(value)
+    read: Any = read_payload(value)
     if not isinstance(read, dict):
         raise ValueError("a request is an object")
     texts = [read.get(name) for name in ("method", "path", "correlation")]

@@ -26,11 +26,11 @@ EMIT_LIMIT = 1_000
 
 
 class SourceRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a buffer message has as its body."""
+    """What a buffer message has as its body. Kafka knows headers without a value, too."""
 
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, bytes]] = []
+    headers: list[tuple[str, bytes | None]] = []
 
 
 @dataclass(frozen=True, slots=True)

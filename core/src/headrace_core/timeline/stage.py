@@ -2,13 +2,14 @@
 
 Counters are items of the state, so they are exact after any crash:
 `in` = `changed` + `noop` + `replayed` + `read` + `system` + `refused.*`.
-Beside that sum: `granted`, `parked`, `emitted`, `waits_served`, `waits_ended`, `clock_steps`.
+Beside that sum: `granted`, `parked`, `emitted`, `waits_served`, `waits_ended`, `clock_steps`; of `system`: `taken` and
+`duplicates` (a time buffer's records), `ticks`, of them `ticks_useless`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -20,24 +21,32 @@ from headrace_core.timeline.context import Answer, Context
 from headrace_core.timeline.due import next_timestamp
 from headrace_core.timeline.engine import CHANGES, READS, Engine, Outcome
 from headrace_core.timeline.polls import Parked, Served, with_bodies
-from headrace_core.timeline.refusals import Refused
+from headrace_core.timeline.refusals import Refused, bad_request
 from headrace_core.timeline.settings import Settings
+from headrace_core.timeline.source import TL_SOURCE
 from headrace_core.timeline.store import Store, derive
 from headrace_core.timeline.system import next_purge
 
 STEP_MS = 60_000
 """A step ahead of the log's clock that is counted (section 12.4)."""
-ALWAYS = ("in", "changed", "noop", "replayed", "read", "system", "granted", "parked_total", "emitted")
+ALWAYS = (
+    "in", "changed", "noop", "replayed", "read", "system", "granted", "parked_total", "emitted", "taken", "duplicates",
+    "ticks", "ticks_useless",
+)  # fmt: skip
 
 
 class TimelineStage:
-    """headrace_core.stage.Stage for the timeline `timeline`; between two calls it keeps hints only."""
+    """headrace_core.stage.Stage for the timeline `timeline`; between two calls it keeps hints only.
+
+    `buffer_fixed`: who runs the stage reads and made the topics of its buffer, so no `configure` may name others.
+    """
 
     primary = keys.PRIMARY
 
-    def __init__(self, settings: Settings, timeline: str = "default") -> None:
+    def __init__(self, settings: Settings, timeline: str = "default", *, buffer_fixed: bool = False) -> None:
         self.name = f"timeline.{timeline}"
         self._settings = settings
+        self._buffer_fixed = buffer_fixed
         self._engines: dict[int, Engine] = {}
 
     def engine(self, partition: int) -> Engine:
@@ -53,7 +62,7 @@ class TimelineStage:
         op, args, refused = "", dict[str, Any](), None
         try:
             op, args = command = wire.read_command(record)
-            refused = wire.routed_right(record, command, engine.settings(state))
+            refused = wire.routed_right(record, command, engine.settings(state)) or self._fixed(command)
         except Refused as error:
             refused = error
         reply = b"" if to is None else msgspec.msgpack.encode(to)
@@ -70,6 +79,15 @@ class TimelineStage:
         if outcome.answer.get("code") == "MISROUTED":
             outputs.misrouted()
         outputs.answer(to, op, outcome.answer)
+
+    def _fixed(self, command: wire.Command) -> Refused | None:
+        if command.op == "buffer_in" and self._buffer_fixed and self._settings.buffer is None:
+            return bad_request("op: buffer_in, and the timeline has no buffer")
+        changes = command.args.get("settings") if command.op == "configure" and self._buffer_fixed else None
+        if not isinstance(changes, dict) or "buffer" not in changes:
+            return None
+        same = changes["buffer"] == msgspec.to_builtins(self._settings.buffer)
+        return None if same else Refused("SETTING_IMMUTABLE", setting="buffer")
 
     def derive(self, state: State, key: bytes, value: bytes) -> None:
         """Write the derived keys of one primary item."""
@@ -135,6 +153,12 @@ class Counters:
 def _count(counters: Counters, op: str, outcome: Outcome) -> None:
     counters.add("in")
     counters.add(kind_of(op, outcome.answer))
+    if op == "buffer_in" and outcome.answer["ok"]:
+        counters.add("duplicates" if outcome.answer["duplicate"] else "taken")
+    elif op == "tick":
+        counters.add("ticks")
+        if not outcome.effects:
+            counters.add("ticks_useless")
     granted = len(outcome.answer.get("ids", ())) if op == "poll" and not outcome.answer.get("replayed") else 0
     granted += int(op == "lease" and outcome.answer["ok"] and not outcome.answer.get("replayed"))
     for effect in outcome.effects:
@@ -208,4 +232,5 @@ def _put_out(outputs: Outputs, context: Context, effect: Served | Parked | Emitt
             outputs.own("parked", id_, body, (("reason", b"DELIVERIES_EXHAUSTED"), *headers))
         case Emitted(id_, record):
             target = context.settings.buffer.target if context.settings.buffer else f"{outputs.stage}.target"
-            outputs.put(target, record.key, record.value, (*record.headers, ("tl-source", id_.encode())))
+            headers = cast(Headers, tuple(record.headers))  # as they came, maybe some without a value
+            outputs.put(target, record.key, record.value, (*headers, (TL_SOURCE, id_.encode())))

@@ -3,6 +3,7 @@
 | record | read as |
 |---|---|
 | headers `tl-op`, `tl-args` (JSON), `tl-request-id`; value = body for create | the operation |
+| `tl-op` = `buffer_in`; value = the source record (`buffer.SourceRecord`) | the operation |
 | header `kind` = `tick` or `flush` | `tick` |
 | no `tl-op`; key = id, value = body, `deliver-at` or `delay-ms`, `tl-producer-group` | `create`; value null: `cancel` |
 
@@ -18,11 +19,13 @@ import msgspec
 
 from headrace_core.partitioner import partition_of
 from headrace_core.stage import Record, header
+from headrace_core.timeline.buffer import SourceRecord
 from headrace_core.timeline.refusals import Refused, bad_request
 from headrace_core.timeline.settings import Settings
 from headrace_core.timeline.shape import Args
 
-PLAIN_HEADERS = ("deliver-at", "delay-ms")
+DELIVER_AT = "deliver-at"
+PLAIN_HEADERS = (DELIVER_AT, "delay-ms")
 
 
 class Command(NamedTuple):
@@ -72,13 +75,17 @@ def _plain(record: Record) -> Command:
 
 
 def _source(record: Record) -> Args:
-    """A time-buffer record (section 11): its key in `tl-key`, its value, and the headers that are not ours."""
-    due = header(record.headers, "deliver-at")
+    """A time-buffer record (section 11) as `source.py` wrote it."""
+    try:
+        source = msgspec.msgpack.decode(record.value or b"", type=SourceRecord)
+    except msgspec.DecodeError as error:
+        raise bad_request(f"value: no source record: {error}") from None
+    due = next((raw for name, raw in source.headers if name == DELIVER_AT), None)
     return {
-        "key": header(record.headers, "tl-key"),
-        "value": record.value,
+        "key": source.key,
+        "value": source.value,
         "deliver_at": int(due) if due is not None and due.isdigit() and len(due) < 40 else None,
-        "headers": [(name, raw) for name, raw in record.headers if not _own(name)],
+        "headers": source.headers,
     }
 
 
@@ -96,7 +103,10 @@ def _object(raw: bytes) -> Args:
     return value
 
 
-def _text(name: str, raw: bytes) -> str:
+def _text(name: str, raw: bytes | None) -> str:
+    """Kafka knows headers without a value, too."""
+    if raw is None:
+        raise bad_request(f"{name}: has no value")
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -21,11 +21,20 @@ from __future__ import annotations
 
 from collections import deque
 
-from headrace_bridge.packets import Publish
+from headrace_bridge.packets import Properties, Publish
+
+PROPERTY_BYTES = 300
+"""What Python and librdkafka need for a property beside its bytes."""
+
+
+def size_of(properties: Properties) -> int:
+    """Bytes in memory, about: those of many short properties are many times those on the wire."""
+    values = [part for _, value in properties for part in (value if isinstance(value, tuple) else (value,))]
+    return PROPERTY_BYTES * len(properties) + sum(len(value) for value in values if isinstance(value, bytes))
 
 
 class Entry:
-    """One arrival. `size` in bytes of topic and payload; `place`: partition and offset, with QoS 2."""
+    """One arrival. `size` in bytes of topic, payload and properties; `place`: partition and offset, with QoS 2."""
 
     __slots__ = ("arrived_ms", "connection", "message", "packet_id", "place", "qos", "size")
 
@@ -92,6 +101,8 @@ class Window:
             self._order.append(first)
             return first, False
         size = len(message.topic) + len(message.payload)
+        if message.properties:
+            size += size_of(message.properties)
         entry = Entry(message, size, now_ms, self._connection)
         if message.qos == 2:
             self._second[message.packet_id] = entry

@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace_bridge.packets import CONTENT_TYPE, CORRELATION_DATA, RESPONSE_TOPIC, USER_PROPERTY, Publish
+from headrace_bridge.packets import (
+    CONTENT_TYPE,
+    CORRELATION_DATA,
+    MOST_PROPERTY_BYTES,
+    RESPONSE_TOPIC,
+    USER_PROPERTY,
+    Publish,
+)
 
 RESERVE_BYTES = 64 * 1024  # of max.message.bytes, for key, headers and framing
 FRAMING_BYTES = 4 * 1024
@@ -129,7 +136,9 @@ class Router:
         if refused := topic_refusal(message.topic):
             return refused
         if message.malformed_properties:
-            return Refusal("invalid_properties", "the properties cannot be read")
+            return Refusal(
+                "invalid_properties", f"the properties cannot be read, or have more than {MOST_PROPERTY_BYTES} bytes"
+            )
         size = len(message.payload) + message.missing
         route = self.route(message.topic)
         if route is not None and size > route.limit:

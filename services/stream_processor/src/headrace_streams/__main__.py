@@ -17,6 +17,7 @@ from pydantic_settings import SettingsError
 
 from headrace_core.errors import ConfigError
 from headrace_streams import allocator, collector, http, logs, stages, topics, verify
+from headrace_streams.owner import TimelineOwner
 from headrace_streams.producer import Outlet
 from headrace_streams.settings import StreamsSettings
 from headrace_streams.sizes import Limits
@@ -50,7 +51,8 @@ async def run(settings: StreamsSettings) -> None:
     ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
     watchdog = Watchdog(worker, settings.stall_s)
     web = await http.serve(worker, ticker.written, watchdog, settings.http_host, settings.http_port)
-    tasks = [asyncio.create_task(run) for run in (worker.start(), ticker.run(), watchdog.run())]
+    runs = (worker.start(), ticker.run(), watchdog.run(), TimelineOwner(worker, outlet).run())
+    tasks = [asyncio.create_task(run) for run in runs]
     log.info("started", stages=[spec.name for spec in specs], settings=settings.model_dump(mode="json"))
     await _until_stopped(worker, tasks[0], stopping)
     log.info("stopping")

@@ -14,8 +14,10 @@ What is overridden, and where it is in Faust:
 - `Consumer.perform_seek` (to the committed offsets) -> then to the markers.
 - `faust/transport/drivers/aiokafka.py` `AIOKafkaConsumerThread._create_worker_consumer` (long poll 1500 ms: the
   aiokafka fetcher has one fetch a broker in flight and leaves out partitions whose records are still buffered, so the
-  long poll for the drained ones holds up the others) -> long poll of 25 ms; and responses of 8 MiB instead of 50, which
-  are there three times while they are being unpacked.
+  long poll for the drained ones holds up the others) -> long poll of 25 ms. The fetcher also asks for nothing at all
+  for 100 ms while records of any partition are buffered, so one without room held up all -> for 10 ms, which is longer
+  than those with room usually need to be consumed, so that they are asked for again together. And responses of 8 MiB
+  instead of 50, which are there three times while they are being unpacked.
 - `faust/transport/drivers/aiokafka.py` `Consumer._new_consumer_thread` -> our thread, with the last and these:
 - `AIOKafkaConsumerThread.on_start`: notes when the group coordinator last answered a heartbeat; `on_thread_stop`: a
   static member leaves the group too when it is told to stop, so that others take over at once.
@@ -45,7 +47,9 @@ from headrace_core.stage import Record
 from headrace_streams import budget
 
 LONG_POLL_MS = 25
+FETCHED_S = 0.01
 POLL_S = 0.05
+SOME_CLOSED_S = 0.01
 NO_ROOM_S = 0.005
 FETCH_BYTES = 4 * 1024 * 1024
 RESPONSE_BYTES = 8 * 1024 * 1024
@@ -103,9 +107,14 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         consumer._fetch_max_bytes = RESPONSE_BYTES
         return consumer
 
+    def _fetch_on(self) -> None:
+        """What is fetched and not consumed keeps the fetcher from asking for the others for so long."""
+        self._ensure_consumer()._fetcher._prefetch_backoff = FETCHED_S
+
     async def on_start(self) -> None:
         await super().on_start()
         unpack_at_once(self._ensure_consumer())
+        self._fetch_on()
         coordinator = self._ensure_consumer()._coordinator
         heartbeat, rejoin = coordinator._do_heartbeat, coordinator._do_rejoin_group
 
@@ -167,13 +176,15 @@ class ChunkConsumer(driver.Consumer):
         if not self.flow_active:
             await self.wait(self.can_resume_flow)
         await self._read_passed_over()
-        room = budget.room(self._under_way(), self._restored(), self.app.conf.broker_max_poll_records)
+        active = self._restored()
+        room = budget.room(self._under_way(), active, self.app.conf.broker_max_poll_records)
         if not room.partitions:
             await self.sleep(NO_ROOM_S)
             return
         generation = self.app.consumer_generation_id
         self._thread._ensure_consumer()._max_poll_records = room.records
-        fetched = await self._getmany(room.partitions, min(timeout, POLL_S))
+        some_closed = len(room.partitions) < len(active)
+        fetched = await self._getmany(room.partitions, min(timeout, SOME_CLOSED_S if some_closed else POLL_S))
         for tp, records in (fetched or {}).items():
             if self.should_stop or not self.flow_active or self.app.consumer_generation_id != generation:
                 self._passed_over.update(TP(tp.topic, tp.partition) for tp in fetched)

@@ -21,7 +21,7 @@ from aiokafka.partitioner import murmur2
 from headrace_core.changelog import MARKER_KEY, SOURCE_HEADER, Marker
 from headrace_core.errors import HeadraceError
 from headrace_core.stage import Emission
-from headrace_streams.sizes import BATCH_OVERHEAD, RECORD_OVERHEAD, Limits
+from headrace_streams.sizes import BATCH_OVERHEAD, RECORD_OVERHEAD, REPLIES, Limits
 from headrace_streams.sizes import record_size as _size
 from headrace_streams.transactions import DELIVERY_TIMEOUT_MS, transactional
 from headrace_streams.turns import Turns
@@ -160,11 +160,21 @@ class Outlet:
             self._prefix + "raw", value=b"", key=None, partition=partition, headers=[("kind", b"tick")]
         )
 
+    async def own(self, topic: str, partition: int, headers: Sequence[tuple[str, bytes]]) -> int:
+        """Write a record of the owner of a partition, with headers only, and wait. Returns its offset."""
+        written = await self._producer.send_and_wait(
+            self._prefix + topic, value=b"", key=None, partition=partition, headers=list(headers)
+        )
+        return int(written.offset)
+
 
 def partition_of(emission: Emission, partition: int, counts: Mapping[str, int]) -> int:
-    """The one the emission names, else murmur2 of its key as Java has it, else the input's."""
+    """The one the emission names, else murmur2 of its key as Java has it, else the input's.
+
+    Where a reply goes was said by who asked; one that is not there must not stop everything.
+    """
     if emission.partition is not None:
-        return emission.partition
+        return emission.partition % counts[emission.topic] if emission.topic == REPLIES else emission.partition
     if emission.key is None:
         return partition % counts[emission.topic]
     return int((murmur2(emission.key) & 0x7FFFFFFF) % counts[emission.topic])

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -25,7 +25,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from headrace_core.changelog import Marker
 from headrace_core.stage import Record, Stage
 from headrace_core.state import Overlay
-from headrace_streams import restore
+from headrace_streams import chunks, restore
+from headrace_streams.chunks import Chunk
 from headrace_streams.faults import INSIDE_TRANSACTION, Faults
 from headrace_streams.producer import Outlet, mutations_size
 from headrace_streams.reads import Reads
@@ -38,13 +39,6 @@ log = structlog.get_logger(__name__)
 
 MAX_RESEEKS = 20
 OWNER_POLL_S = 0.2
-
-
-class Chunk(NamedTuple):
-    """Records of one partition as the consumer got them, and what to call when they are done with."""
-
-    records: Sequence[Record]
-    ack: Callable[[], None]
 
 
 class Dropped(Exception):
@@ -64,6 +58,7 @@ class Surroundings:
     epoch: Callable[[], int]
     seek: Callable[[str, int, int], Awaitable[None]]
     fatal: Callable[[BaseException, str], None]
+    chunk_records: int = 5000
 
 
 class PartitionRunner:
@@ -81,7 +76,8 @@ class PartitionRunner:
         self.step = "restoring"
         self.progress_at = self.moved_at
         self._around = around
-        self._queue: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        self._waiting: deque[Chunk] = deque()
+        self._wake = asyncio.Event()
         self._closing = False
         self._reseeks = 0
         self._task: asyncio.Task[None] | None = None
@@ -99,12 +95,12 @@ class PartitionRunner:
     @property
     def idle(self) -> bool:
         """Ready, with nothing handed over and nothing under way."""
-        return self.ready and not self.busy and self._queue.empty()
+        return self.ready and not self.busy and not self._waiting
 
     @property
     def waiting(self) -> int:
         """Chunks handed over and not begun."""
-        return self._queue.qsize()
+        return len(self._waiting)
 
     def _reached(self, step: str) -> None:
         """Note the step of `streams.md` 2 that begins now. Getting there is progress, staying there is none."""
@@ -120,19 +116,20 @@ class PartitionRunner:
         if self._closing:
             chunk.ack()
         else:
-            self._queue.put_nowait(chunk)
+            self._waiting.append(chunk)
+            self._wake.set()
 
     async def close(self) -> None:
         """Finish the chunk under way, drop the others, close the database."""
         self._closing = True
         if self._task:
             if self.ready:
-                self._queue.put_nowait(None)
+                self._wake.set()
             else:
                 self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self.ready = False
-        self._drop_queue()
+        self._drop_waiting()
         if self.state:
             self.state.close()
             self.state = None
@@ -168,14 +165,14 @@ class PartitionRunner:
             await self._around.seek(self.topic, self.partition, offset)
 
     async def _work(self) -> None:
-        while (chunk := await self._queue.get()) is not None and not self._closing:
+        while (chunk := await self._next()) is not None:
             self.busy = True
             try:
                 await self._take(chunk)
             except Dropped:
                 log.warning("chunk dropped: ownership in doubt", stage=self.spec.name, partition=self.partition)
                 self.ready = False
-                self._drop_queue()
+                self._drop_waiting()
                 return
             finally:
                 self.busy = False
@@ -183,10 +180,16 @@ class PartitionRunner:
                 self.step = "idle"
             self._around.faults.passed(6)
 
-    def _drop_queue(self) -> None:
-        while not self._queue.empty():
-            if chunk := self._queue.get_nowait():
-                chunk.ack()
+    async def _next(self) -> Chunk | None:
+        """What waits, when there is something; None: closing."""
+        while not self._waiting and not self._closing:
+            self._wake.clear()
+            await self._wake.wait()
+        return None if self._closing else chunks.take(self._waiting, self._around.chunk_records)
+
+    def _drop_waiting(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().ack()
 
     async def _take(self, chunk: Chunk) -> None:
         """Step 1, and what is to be done if the chunk does not begin right behind the marker."""
@@ -235,7 +238,14 @@ class PartitionRunner:
 
     async def _apply_part(self, records: Sequence[Record]) -> list[Sequence[Record]]:
         """Apply all, or nothing: then what it has to be cut into, in order, is returned."""
-        overlay, outgoing, applied = await self._engine(records)
+        overlay = self._overlay()
+        try:
+            return await self._apply_over(overlay, records)
+        finally:
+            overlay.release()
+
+    async def _apply_over(self, overlay: Bounded, records: Sequence[Record]) -> list[Sequence[Record]]:
+        outgoing, applied = await self._engine(overlay, records)
         if overlay.too_large and len(records) > 1:
             self.stage.forget()
             return _around(records, applied) if applied < len(records) else _halves(records)
@@ -261,26 +271,26 @@ class PartitionRunner:
         outgoing.refuse(record, size)
         return self._overlay(), outgoing
 
-    async def _engine(self, records: Sequence[Record]) -> tuple[Bounded, Outgoing, int]:
+    async def _engine(self, overlay: Bounded, records: Sequence[Record]) -> tuple[Outgoing, int]:
         """Step 2, up to a record that is to be refused; how many are before it. The engine only sees the overlay.
 
         What a stage holds back until the end of a chunk can be too large, too; then all are "before it". The loop gets
         its turn in between.
         """
-        overlay, outgoing = self._overlay(), Outgoing(self.stage.name, self._around.outlet.limits)
+        outgoing = Outgoing(self.stage.name, self._around.outlet.limits)
         turns = Turns()
         self._reached("2 engine")
         for applied, record in enumerate(records):
             before = len(outgoing.emissions)
             self.stage.apply(overlay, record, outgoing.emissions.append)
             if overlay.too_large:
-                return overlay, outgoing, applied
+                return outgoing, applied
             outgoing.check(record, before)
             if turns.over():
                 await turns.give()
                 self._reached("2 engine")
         overlay.settle()
-        return overlay, outgoing, len(records)
+        return outgoing, len(records)
 
     async def _make_durable(
         self,

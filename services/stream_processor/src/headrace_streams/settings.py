@@ -23,6 +23,7 @@ class StreamsSettings(BaseSettings):
     batching: dict[str, Any] = {}
     registration: dict[str, Any] = {}
     stages: str = "registration,batching"
+    timelines: dict[str, Any] = Field(default={}, description="name to settings; run beside the stages")
 
     partitions: int = Field(default=4, ge=1, description="of topics to create; else the input's count")
     replication: int = Field(default=1, ge=1)

@@ -39,7 +39,7 @@ def record_size(emission: Emission) -> int:
     """Upper estimate, in bytes, of the emission within a record batch."""
     size = RECORD_OVERHEAD + len(emission.key or b"") + len(emission.value or b"")
     for name, value in emission.headers:
-        size += len(name) + len(value) + HEADER_OVERHEAD
+        size += len(name) + len(value or b"") + HEADER_OVERHEAD
     return size
 
 
@@ -71,6 +71,11 @@ class Bounded(Overlay):
         if size > self._limit and key[0] in self._primary:
             self.too_large = max(self.too_large, size)
         Overlay.put(self, key, value)
+
+    def release(self) -> None:
+        """The chunk is over: let go of the stage. What holds back writes holds the overlay, and the overlay it: a cycle
+        that would keep the chunk's writes until the collector comes (`collector.py`)."""
+        self._held.clear()
 
 
 class Outgoing:

@@ -1,7 +1,8 @@
 """Which stages there are: the one place that names engines, imports them when asked, and hands them their settings.
 
 A name of the settings is a built-in (`registration`, `batching`) or `module:Class`, a class without arguments whose
-attributes `input` (default `raw`) and `outputs` (default `routed`) name its topics.
+attributes `input` (default `raw`) and `outputs` (default `routed`) name its topics. Timelines have settings of their
+own (`timelines.py`) and need not be named.
 """
 
 from __future__ import annotations
@@ -20,12 +21,23 @@ from headrace_streams.settings import StreamsSettings
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """A stage to run: `make` builds one instance per partition, so that caches are never shared."""
+    """A stage to run: `make` builds one instance per partition, so that caches are never shared.
+
+    `ticks` is the topic that ticks go to, `raw` for all stages that roots pass through; empty for a stage that takes no
+    time from its input. `partitions`: of an input that has to be made, if not the worker's setting.
+    """
 
     name: str
     input: str
     outputs: tuple[str, ...]
     make: Callable[[], Stage]
+    ticks: str = "raw"
+    partitions: int | None = None
+
+    @property
+    def rooted(self) -> bool:
+        """Whether roots pass through it, so that its partitions are those of `raw`."""
+        return self.ticks == "raw"
 
     @property
     def changelog(self) -> str:
@@ -55,10 +67,28 @@ BUILT_IN = {
 
 
 def load(settings: StreamsSettings) -> list[StageSpec]:
-    """The stages of the settings. Raises ConfigError if one is unknown, its settings are wrong, or there is none."""
-    if not settings.stage_names:
+    """The stages of the settings, timelines last.
+
+    Raises ConfigError if one is unknown, its settings are wrong, two read the same topic, or there is none.
+    """
+    timelines = _timelines(settings)
+    own = {spec.name for spec in timelines}
+    specs = [_load_one(name, settings) for name in settings.stage_names if name not in own] + timelines
+    if not specs:
         raise ConfigError("stages", "names no stage")
-    return [_load_one(name, settings) for name in settings.stage_names]
+    readers: dict[str, StageSpec] = {}
+    for spec in specs:
+        if (other := readers.setdefault(spec.input, spec)) is not spec:
+            raise ConfigError("timelines" if spec in timelines else "stages",
+                              f"{spec.name} reads {spec.input}, which {other.name} reads")  # fmt: skip
+    return specs
+
+
+def _timelines(settings: StreamsSettings) -> list[StageSpec]:
+    if not settings.timelines:
+        return []
+    found: list[StageSpec] = import_module("headrace_streams.timelines").load(settings.timelines, settings.prefix)
+    return found
 
 
 def _load_one(name: str, settings: StreamsSettings) -> StageSpec:

@@ -45,7 +45,7 @@ class Ticker:
 
     async def _round(self, now: float) -> None:
         runners = list(self._worker.runners.values())
-        for partition in sorted({r.partition for r in runners if self._needs_tick(r, now)}):
+        for partition in sorted({r.partition for r in runners if r.spec.rooted and self._needs_tick(r, now)}):
             await self._outlet.tick(partition)
             self.written[partition] += 1
 
@@ -56,7 +56,7 @@ class Ticker:
             and now - runner.moved_at >= self._interval_s
             and self._worker.lag(runner) == 0
             and wants_tick(
-                runner.stage, runner.state, _log_ms(runner.state.position.marker.clock, now - runner.moved_at)
+                runner.stage, runner.state, log_ms(runner.state.position.marker.clock, now - runner.moved_at)
             )
         )
 
@@ -69,5 +69,6 @@ def wants_tick(stage: Stage, state: State, log_ms: int) -> bool:
     return due_ms is not None and due_ms <= log_ms
 
 
-def _log_ms(marker_ms: int, since_s: float) -> int:
+def log_ms(marker_ms: int, since_s: float) -> int:
+    """What the log's clock is taken to be, `since_s` after the marker moved."""
     return max(marker_ms + int(since_s * 1000), int(time.time() * 1000))

@@ -1,12 +1,14 @@
 """The topics a worker needs: created if missing, checked if there (`architecture.md`, Topics).
 
 Partition counts of a stage's input, its changelog and the other root-keyed topics are equal; a difference ends the
-start, because state and records of a root would no longer meet.
+start, because state and records of a root would no longer meet. A timeline's commands have the partitions of its
+settings, and the source of a time buffer has what it has; only their changelogs must fit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Sequence
 
 import structlog
@@ -24,7 +26,11 @@ COMPACTED = ("entities", "registrations")
 ALREADY_EXISTS = 36
 VISIBLE_S = 30.0
 COMPACTION_LAG_MS = 60 * 60 * 1000
-TOMBSTONES_MS = 7 * 24 * 60 * 60 * 1000
+DAY_MS = 24 * 60 * 60 * 1000
+TOMBSTONES_MS = 7 * DAY_MS
+TIMELINE = re.compile(r"timeline\.[^.]+\.(commands|parked)")
+RETENTION_MS = {"commands": 7 * DAY_MS, "parked": 30 * DAY_MS}
+"""Of a timeline's topics (timeline.md 16)."""
 
 
 class TopicError(HeadraceError):
@@ -36,8 +42,11 @@ class TopicError(HeadraceError):
 def topic_config(logical: str, max_message_bytes: int) -> dict[str, str]:
     """Topic settings by logical name."""
     config = {"max.message.bytes": str(max_message_bytes)}
-    if logical in ROOT_KEYED:
+    of_timeline = TIMELINE.fullmatch(logical)
+    if logical in ROOT_KEYED or (of_timeline and of_timeline[1] == "commands"):
         config["message.timestamp.type"] = "LogAppendTime"
+    if of_timeline:
+        config["retention.ms"] = str(RETENTION_MS[of_timeline[1]])
     if logical in COMPACTED:
         config["cleanup.policy"] = "compact"
     if logical.endswith(".changelog"):
@@ -51,8 +60,8 @@ def topic_config(logical: str, max_message_bytes: int) -> dict[str, str]:
 
 def wanted(specs: Iterable[StageSpec]) -> list[str]:
     """Logical names of all topics of these stages, inputs first, each once."""
-    names = [name for spec in specs for name in ("raw", spec.input, *spec.outputs, DEAD_LETTER, spec.changelog)]
-    return list(dict.fromkeys(names))
+    names = [name for spec in specs for name in (spec.ticks, spec.input, *spec.outputs, DEAD_LETTER, spec.changelog)]
+    return list(dict.fromkeys(filter(None, names)))
 
 
 async def ensure(
@@ -63,26 +72,37 @@ async def ensure(
     partitions: int,
     replication: int,
     max_message_bytes: int,
-) -> int:
-    """Create what is missing, check what is there. Returns the partition count of the inputs.
+) -> None:
+    """Create what is missing, check what is there.
 
     Raises TopicError if partition counts differ or a topic cannot be created.
     """
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        names = wanted(specs)
-        found = await _counts(admin, [prefix + name for name in names])
-        count = next((found[prefix + n] for n in ("raw", *(s.input for s in specs)) if prefix + n in found), partitions)
-        missing = [name for name in names if prefix + name not in found]
-        await _create(admin, prefix, missing, count, replication, max_message_bytes)
-        found = await _all_visible(admin, [prefix + name for name in names])
-        _check(prefix, names, found, count)
-        for topic in dict.fromkeys(prefix + name for name in ("raw", *(s.input for s in specs))):
-            await _check_time(admin, topic)
-        return count
+        rooted = [spec for spec in specs if spec.rooted]
+        for together in filter(None, (rooted, *([spec] for spec in specs if not spec.rooted))):
+            count = together[0].partitions or partitions
+            await _ensure(admin, prefix, together, count, replication, max_message_bytes)
     finally:
         await admin.close()
+
+
+async def _ensure(
+    admin: AIOKafkaAdminClient, prefix: str, specs: Sequence[StageSpec], partitions: int, replication: int, size: int
+) -> None:
+    """The same for stages whose inputs have equal partitions."""
+    names = wanted(specs)
+    timed = list(dict.fromkeys(name for spec in specs if spec.ticks for name in (spec.ticks, spec.input)))
+    found = await _counts(admin, [prefix + name for name in names])
+    inputs = [prefix + name for name in (*timed, *(spec.input for spec in specs))]
+    count = next((found[name] for name in inputs if name in found), partitions)
+    missing = [name for name in names if prefix + name not in found]
+    await _create(admin, prefix, missing, count, replication, size)
+    found = await _all_visible(admin, [prefix + name for name in names])
+    _check(prefix, specs, found, count)
+    for name in timed:
+        await _check_time(admin, prefix + name)
 
 
 async def message_bytes(bootstrap: str, prefix: str, names: Sequence[str]) -> dict[str, int]:
@@ -143,8 +163,10 @@ async def _check_time(admin: AIOKafkaAdminClient, topic: str) -> None:
         raise TopicError(f"{topic}: message.timestamp.type is {value}, must be LogAppendTime")
 
 
-def _check(prefix: str, names: Iterable[str], found: dict[str, int], count: int) -> None:
-    for name in names:
-        must_equal = name in ROOT_KEYED or name.endswith(".changelog")
-        if must_equal and found[prefix + name] != count:
-            raise TopicError(f"{prefix}{name} has {found[prefix + name]} partitions, the inputs {count}")
+def _check(prefix: str, specs: Sequence[StageSpec], found: dict[str, int], count: int) -> None:
+    for spec in specs:
+        must = spec.partitions or count
+        rooted = [name for name in wanted([spec]) if name in ROOT_KEYED] if spec.rooted else []
+        for name in (spec.input, spec.changelog, *rooted):
+            if found[prefix + name] != must:
+                raise TopicError(f"{prefix}{name} has {found[prefix + name]} partitions, {spec.name} needs {must}")

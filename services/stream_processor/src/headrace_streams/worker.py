@@ -13,10 +13,11 @@ import structlog
 from faust.types import TP
 
 from headrace_core.stage import Stage
+from headrace_streams.chunks import Chunk
 from headrace_streams.faults import Faults
 from headrace_streams.faust_internals import add_agent, make_app
 from headrace_streams.producer import Outlet
-from headrace_streams.runner import Chunk, PartitionRunner, Surroundings
+from headrace_streams.runner import PartitionRunner, Surroundings
 from headrace_streams.settings import StreamsSettings
 from headrace_streams.stages import StageSpec
 
@@ -49,7 +50,7 @@ class Worker:
         self._around = Surroundings(
             bootstrap=settings.kafka, prefix=settings.prefix, data_dir=settings.data_dir, outlet=outlet,
             faults=Faults(settings.fault), owns=self.owns, epoch=lambda: max(0, self.app.consumer_generation_id or 0),
-            seek=self._seek, fatal=fatal,
+            seek=self._seek, fatal=fatal, chunk_records=settings.chunk_records,
         )  # fmt: skip
         for topic in self._specs:
             add_agent(self.app, topic, self._submit)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from headrace_core.batching.event_time import encoded_event_ms, event_ms
 from headrace_core.batching.messages import Message
-from headrace_core.batching.payload import DEEPEST, readable
+from headrace_core.batching.payload import readable
+from headrace_core.nesting import DEEPEST
 
 NAMES = st.sampled_from(["a", "b", "time", "", ":", '"', "\\", "é", "a:b", '":'])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | NAMES

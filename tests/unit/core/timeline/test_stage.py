@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from headrace_core.partitioner import partition_of
 from headrace_core.stage import Emission, Record, header
 from headrace_core.state import MemoryState
+from headrace_core.timeline.buffer import SourceRecord
 from headrace_core.timeline.settings import Buffer, Settings
 from headrace_core.timeline.stage import TimelineStage
 
@@ -139,8 +142,8 @@ def test_a_parked_message_is_copied_with_body_and_reason() -> None:
 def test_a_time_buffer_puts_the_same_key_value_and_headers_out() -> None:
     bench = Bench(Settings(bucket_count=8, partitions=2, buffer=Buffer(source="in", target="out", delay_ms=10)))
     args = json.dumps({"topic": "in", "partition": 3, "offset": 7, "record_timestamp": T}).encode()
-    headers = (("tl-op", b"buffer_in"), ("tl-args", args), ("tl-key", b"\xff"), ("h", b"\xfe"))
-    assert bench.record(*headers, value=b"\x00", p=1) == []
+    source = msgspec.msgpack.encode(SourceRecord(b"\xff", b"\x00", [("h", b"\xfe")]))
+    assert bench.record(("tl-op", b"buffer_in"), ("tl-args", args), value=source, p=1) == []
     assert bench.stage.next_due(bench.state) == T + 10
     (out,) = bench.record(("kind", b"tick"), at=T + 10, p=1)
     assert (out.topic, out.key, out.value) == ("out", b"\xff", b"\x00")
@@ -150,7 +153,8 @@ def test_a_time_buffer_puts_the_same_key_value_and_headers_out() -> None:
 def test_the_owner_of_a_time_buffer_reaches_a_message_in_its_source_partition() -> None:
     bench = Bench(Settings(bucket_count=8, partitions=2, buffer=Buffer(source="in", target="out", delay_ms=10)))
     args = json.dumps({"topic": "in", "partition": 3, "offset": 7, "record_timestamp": T}).encode()
-    bench.record(("tl-op", b"buffer_in"), ("tl-args", args), p=1)
+    source = msgspec.msgpack.encode(SourceRecord(None, b"x"))
+    assert bench.record(("tl-op", b"buffer_in"), ("tl-args", args), value=source, p=1) == []
     (reply,) = bench.command("cancel", {"group": "buffer"}, key=b"in-3-7", p=1)
     assert json.loads(reply.value or b"")["ok"]
 

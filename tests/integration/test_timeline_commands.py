@@ -1,0 +1,110 @@
+"""A timeline by its topic on a real Kafka: commands in, replies, events and parked messages out (timeline.md 18)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Message, Producer
+
+from headrace_core.partitioner import partition_of
+from tests.integration.test_time_buffer import headers_of, read
+from tests.support.streams_worker import StreamsWorker, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+
+JOBS = {"partitions": 2, "bucket_count": 8, "max_deliveries": 1, "dedup_window_ms": 1000}
+
+
+@pytest.fixture
+def worker(kafka: str, topic_prefix: str, tmp_path: Path) -> Iterator[StreamsWorker]:
+    one = StreamsWorker(kafka, topic_prefix, tmp_path / "data", tmp_path / "worker.log", stages="")
+    one.settings["TIMELINES"] = json.dumps({"jobs": JOBS})
+    yield one.at_once()
+    one.end()
+
+
+class Client:
+    """Sends commands and reads the replies."""
+
+    def __init__(self, worker: StreamsWorker) -> None:
+        self.worker, self.sent = worker, 0
+        self.producer = Producer({"bootstrap.servers": worker.kafka, "partitioner": "murmur2_random"})
+
+    def write(self, key: bytes | None, value: bytes | None, headers: dict[str, bytes], **place: int) -> None:
+        topic = f"{self.worker.prefix}timeline.jobs.commands"
+        self.producer.produce(topic, key=key, value=value, headers=list(headers.items()), **place)
+        assert self.producer.flush(30) == 0
+
+    def do(self, op: str, args: dict[str, Any], key: bytes | None = None, value: bytes = b"", **place: int) -> bytes:
+        """Send a command; returns its correlation id."""
+        self.sent += 1
+        correlation = b"c%d" % self.sent
+        asked = {"tl-reply-to": b"me", "tl-reply-partition": b"99999", "tl-correlation-id": correlation}
+        self.write(key, value, {"tl-op": op.encode(), "tl-args": json.dumps(args).encode(), **asked}, **place)
+        return correlation
+
+    def replies(self, correlation: bytes) -> list[dict[str, Any]]:
+        return [json.loads(one.value()) for one in read(self.worker, "replies") if one.key() == correlation]
+
+    def answer(self, correlation: bytes, number: int = 1) -> dict[str, Any]:
+        """The reply number `number`."""
+        until(lambda: len(self.replies(correlation)) >= number, f"a reply, see {self.worker.log}")
+        return self.replies(correlation)[number - 1]
+
+
+def events(worker: StreamsWorker, kind: str) -> list[Message]:
+    return read(worker, f"timeline.jobs.{kind}")
+
+
+def test_a_waiting_poll_gets_its_message_when_it_is_due_over_a_kill_and_a_poisonous_one_is_parked(
+    worker: StreamsWorker,
+) -> None:
+    worker.start().wait_ready()
+    client = Client(worker)
+    created = client.answer(client.do("create", {"group": "P", "delay_ms": 4_000}, b"job-1", b"\xff body"))
+    assert (created["ok"], created["status"]) == (True, "waiting")
+    partition = created["bucket"] % 2
+
+    # the poll waits in the state, not in the process
+    poll = {"consumer": "C", "lease_ms": 300, "limit": 5}
+    waits = client.do("poll", poll | {"wait_ms": 30_000}, partition=partition)
+    assert client.answer(waits)["waiting"]
+    worker.kill()
+    worker.delete_databases()
+    worker.start().wait_ready()
+    served = client.answer(waits, 2)
+    [lease] = served["leases"]
+    assert (lease["id"], lease["body_base64"]) == ("job-1", "/yBib2R5")
+    assert served["now"] >= created["timestamp"]
+
+    # nobody completes it, and it has had its one delivery: the next poll parks it
+    until(lambda: client.answer(client.do("get", {"id": "job-1"}, partition=partition))["status"] == "available", "end")
+    assert client.answer(client.do("poll", poll, partition=partition))["ids"] == []
+    [parked] = events(worker, "parked")
+    assert (parked.key(), parked.value(), headers_of(parked)["reason"]) == (
+        b"job-1",
+        b"\xff body",
+        b"DELIVERIES_EXHAUSTED",
+    )
+
+    # the plain form: created, cancelled; refused without a reply address: told in the events
+    client.write(b"plain", b"x", {"tl-producer-group": b"P", "delay-ms": b"60000"})
+    client.write(b"plain", b"x", {"tl-producer-group": b"P", "delay-ms": b"60000"})
+    client.write(b"plain", None, {"tl-producer-group": b"P"})
+    until(lambda: len(events(worker, "events")) == 1, f"a refusal, see {worker.log}")
+    [refused] = events(worker, "events")
+    assert (refused.key(), json.loads(refused.value())["code"]) == (b"plain", "ALREADY_EXISTS")
+
+    # what was deleted is purged by the owner, without anybody's asking
+    home = partition_of(b"plain", 2)
+    assert client.answer(client.do("get", {"id": "plain"}, partition=home))["code"] == "NOT_FOUND"
+    until(
+        lambda: b"purge" in [headers_of(one).get("tl-op") for one in read(worker, "timeline.jobs.commands")], "a purge"
+    )
+    tombstones = r'headrace_stage{name="tombstones"'
+    until(lambda: worker.ready() and worker.metric(tombstones) == 0, "purged")
+    assert worker.terminate() == 0
