@@ -33,6 +33,7 @@ def test_a_store_of_committed_overlays_reads_like_a_map_in_memory(
         assert list(overlay.scan(start, stop)) == list(model.scan(start, stop))
         store.commit(overlay.mutations, Position(Marker(source=number)))
     assert list(store.scan(start, stop)) == list(model.scan(start, stop))
+    assert start >= stop or list(store.sweep(start, stop)) == list(model.scan(start, stop))
     assert store.get(start) == model.get(start)
     store.close()
 
@@ -81,10 +82,12 @@ def damage(path: Path, start: float = 0.25, stop: float = 0.5) -> None:
 def read_all(store: RocksState, how: str) -> list[object]:
     if how == "scan":
         return list(store.scan(b"c", b"d"))
+    if how == "sweep":
+        return list(store.sweep(b"c", b"d"))
     return [store.get(b"c%06d" % number) for number in range(20_000)]
 
 
-@pytest.mark.parametrize("how", ["get", "scan"])
+@pytest.mark.parametrize("how", ["get", "scan", "sweep"])
 def test_damage_that_is_met_later_is_an_error_and_the_next_start_moves_the_database_aside(
     tmp_path: Path, how: str
 ) -> None:

@@ -162,6 +162,8 @@ def sound_items(raw: bytes, value: bytes) -> dict[bytes, bytes] | None:
     """As `derived`; None if the item is damaged. Restoring asks for a million of them."""
     try:
         found = _read(raw, value)
+        if type(found) is Entity:
+            return _entity_items(raw, found)
         return index_items(raw, found) if raw[:1] in INDEXED else {}
     except DAMAGE:
         return None
@@ -244,7 +246,8 @@ def _read(raw: bytes, value: bytes) -> object:
     """The value of a primary item. Raises one of DAMAGE if it, or its key, cannot be read."""
     family = raw[:1]
     if family in VALUES:
-        parts(raw, 2)
+        if not (raw.isascii() and raw.count(0) >= 2):
+            parts(raw, 2)
         return DECODERS[family].decode(value)
     if family in (b"T", b"G"):
         return None if _plain_json(value) else read_json(value)

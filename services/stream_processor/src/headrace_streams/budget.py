@@ -6,10 +6,11 @@ rest is in proportion to it and lives no longer.
 
 A bound for each partition alone grows with the number of partitions, and most of it helps nobody: one interpreter works
 on one chunk at a time, the others wait. So there is one budget. While it lasts, chunks are as large as they can be and
-a partition may have several; when it is used up, a partition that has one waits for its next. One that has none always
-gets a small one, so that none ever waits for the others' sake: a quiet root beside a busy one is not delayed. And
-chunks that are small together are not counted: under light load many of a few records each gather while one waits for
-its acknowledgements, and are applied as one afterwards (`chunks.py`).
+a partition may have several; when there is no room for a whole one, one that has a chunk waits for its next, for many
+that are cut cost more than a few large ones. One that has none always gets a small one, so that none ever waits for the
+others' sake: a quiet root beside a busy one is not delayed. And chunks that are small together are not counted: under
+light load many of a few records each gather while one waits for its acknowledgements, and are applied as one afterwards
+(`chunks.py`).
 
 Never more is held than `BYTES`, one fetch, and small chunks for each partition.
 """
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 from headrace_core.stage import Record
 
-BYTES = 24 * 1024 * 1024
+BYTES = 32 * 1024 * 1024
 RECORD_BYTES = 1024
 """What a record weighs without its value: tuples, headers, key."""
 SMALL_RECORDS = 1_000
@@ -51,6 +52,6 @@ def room(under_way: Iterable[tuple[Any, int]], partitions: Set[Any], most_record
         held[partition] += 1
         weights[partition] += bytes_
     left = (BYTES - weights.total()) // RECORD_BYTES
-    most = CHUNKS if left >= min(SMALL_RECORDS, most_records) else 1
+    most = CHUNKS if left >= most_records else 1
     have_room = {one for one in partitions if held[one] < most or weights[one] < SMALL_BYTES}
     return Room(have_room, min(most_records, max(left, SMALL_RECORDS)))
