@@ -24,7 +24,8 @@ What is overridden, and where it is in Faust:
 - Setting `stream_wait_empty` off: a revocation would wait for all chunks handed over. Closing a runner waits for the
   one under way and drops the others, in `on_partitions_revoked`, which the rebalance waits for.
 - `aiokafka/consumer/fetcher.py` `PartitionRecords._consumer_record` (a data class of eleven members for each record,
-  from which another is made), `__iter__` -> the records that stages take, at once.
+  from which another is made), `__iter__` -> the records that stages take, at once; and, unless only what is committed
+  is to be read, in slices instead of one by one (`_unpack_records`).
 - `faust/serializers/schemas.py` `Schema.compile` (serializers, models) -> the message's value as it is.
 """
 
@@ -32,13 +33,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import faust
-from aiokafka.consumer.fetcher import FetchResult, PartitionRecords
-from aiokafka.errors import IllegalStateError
+from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionRecords
+from aiokafka.errors import CorruptRecordException, IllegalStateError
 from faust.serializers.schemas import Schema
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
@@ -54,6 +56,9 @@ NO_ROOM_S = 0.005
 FETCH_BYTES = 4 * 1024 * 1024
 RESPONSE_BYTES = 8 * 1024 * 1024
 LOG_APPEND_TIME = 1
+SLICE_RECORDS = 500
+_new = tuple.__new__
+"""`_new(Record, members)` is `Record(*members)` without the call of Python code behind that name."""
 
 
 class Markers(Protocol):
@@ -73,12 +78,42 @@ class _Nothing(dict[TP, int | None]):
 class ChunkRecords(PartitionRecords):
     """Fetched record batches that are unpacked into the records that stages take."""
 
+    next_fetch_offset: int
+
     def __iter__(self) -> Any:
         return self._records_iterator
 
     def _consumer_record(self, tp: Any, raw: Any) -> Record:
-        values = (tp.partition, raw.offset, raw.timestamp, raw.key, raw.value, tuple(raw.headers))
-        return tuple.__new__(Record, values)  # as Record(...), without the call of Python code behind that name
+        return _new(Record, (tp.partition, raw.offset, raw.timestamp, raw.key, raw.value, tuple(raw.headers)))
+
+    def unpack_in_slices(self) -> None:
+        """Of a fetch that nobody has taken from yet. What was aborted is left out by aiokafka's own loop only."""
+        if self._isolation_level != READ_COMMITTED:
+            self._records_iterator = self._slices()
+
+    def _slices(self) -> Iterator[Record]:
+        """As `_unpack_records`: `next_fetch_offset` is right behind the record that was taken last, or its batch."""
+        partition = self._tp.partition
+        while self._records.has_next():
+            batch = self._records.next_batch()
+            if self._check_crcs and not batch.validate_crc():
+                raise CorruptRecordException(f"Invalid CRC - {self._tp}")
+            for record in () if batch.is_control_batch else _records_of(batch, partition):
+                offset = record[1]
+                if offset >= self.next_fetch_offset:
+                    self.next_fetch_offset = offset + 1
+                    yield record
+            self.next_fetch_offset = batch.next_offset
+
+
+def _records_of(batch: Any, partition: int) -> Iterator[Record]:
+    """A slice at a time, as nobody knows how many records a compressed batch holds."""
+    raws = chain(batch)  # a batch is no iterator that could be asked again: it begins anew
+    while found := [
+        _new(Record, (partition, raw.offset, raw.timestamp, raw.key, raw.value, tuple(raw.headers)))
+        for raw in islice(raws, SLICE_RECORDS)
+    ]:
+        yield from found
 
 
 class Fetched(dict[Any, Any]):
@@ -87,6 +122,7 @@ class Fetched(dict[Any, Any]):
     def __setitem__(self, tp: Any, result: Any) -> None:
         if isinstance(result, FetchResult):
             result._partition_records.__class__ = ChunkRecords
+            result._partition_records.unpack_in_slices()
         super().__setitem__(tp, result)
 
 
