@@ -22,12 +22,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
 from bench.streams import traffic
 from bench.streams.process import Streams
 from bench.streams.stages import worker
+from bench.streams.trail import Seen, Trail, shares, trails
 
 RATE = 5_000
 TURN_S = 0.005
@@ -40,11 +42,11 @@ ENTITIES = 1_000
 
 @dataclass
 class Reader:
-    """Reads `batches` in a thread; `beyond`: ms of each document beyond its timeout, by the time it was sent."""
+    """Reads `batches` in a thread."""
 
     kafka: str
     topic: str
-    beyond: list[tuple[float, float]] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
     members: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -58,14 +60,16 @@ class Reader:
         while not self._stop.is_set():
             for message in consumer.consume(1_000, timeout=0.01):
                 if message.error() is None:
-                    self._take(message.value() or b"", time.time() * 1000)
+                    self._take(message, time.time() * 1000)
         consumer.close()
 
-    def _take(self, document: bytes, now_ms: float) -> None:
-        members = json.loads(document)["members"]
-        sent = min(member["value"]["sent"] for member in members)
-        self.members += len(members)
-        self.beyond.append((sent / 1000, now_ms - sent - TIMEOUT_MS))
+    def _take(self, message: Any, now_ms: float) -> None:
+        document = json.loads(message.value())
+        sent_ms = min(member["value"]["sent"] for member in document["members"])
+        self.members += len(document["members"])
+        id_, appended_ms = dict(message.headers())["id"], message.timestamp()[1]
+        times = document["opened_at"], document["closed_at"], appended_ms, now_ms
+        self.seen.append(Seen(message.partition(), id_, sent_ms, *times))
 
     def stop(self) -> None:
         """Let `run` return."""
@@ -90,17 +94,21 @@ def latency(kafka: str, folder: Path, seconds: float) -> dict[str, float]:
         finally:
             reader.stop()
             thread.join()
-    since, until = started + WARM_S, started + WARM_S + seconds
-    found = sorted(ms for at, ms in reader.beyond if since <= at < until)
-    last = [ms for at, ms in reader.beyond if at >= until]
-    quantiles = statistics.quantiles(found, n=1000)
-    produced = statistics.quantiles(_produced(kafka, prefix + "raw", since), n=100)
+    return summary(trails(kafka, prefix, reader.seen), started + WARM_S, started + WARM_S + seconds) | {
+        "messages": sent, "rate": round(sent / (WARM_S + seconds + AFTER_S)), "worker_cores": round(cpu, 2),
+    }  # fmt: skip
+
+
+def summary(found: list[Trail], since: float, until: float) -> dict[str, float]:
+    """Quantiles in ms of the batches whose first member was sent in `[since, until)` (Unix s), and their legs."""
+    inside = [trail for trail in found if since <= trail.seen.sent_ms / 1000 < until]
+    last = [trail.beyond for trail in found if trail.seen.sent_ms / 1000 >= until]
+    cut = statistics.quantiles((trail.beyond for trail in inside), n=1000)
     return {
-        "messages": sent, "batches": len(found), "rate": round(sent / (WARM_S + seconds + AFTER_S)),
-        "p50_ms": round(quantiles[499], 1), "p90_ms": round(quantiles[899], 1), "p99_ms": round(quantiles[989], 1),
-        "p999_ms": round(quantiles[998], 1), "max_ms": round(found[-1], 1), "worker_cores": round(cpu, 2),
-        "end_of_load_max_ms": round(max(last), 1),
-        "before_raw_p50_ms": round(produced[49], 1), "before_raw_p99_ms": round(produced[98], 1),
+        "batches": len(inside),
+        "p50_ms": round(cut[499], 1), "p90_ms": round(cut[899], 1), "p99_ms": round(cut[989], 1),
+        "p999_ms": round(cut[998], 1), "max_ms": round(max(trail.beyond for trail in inside), 1),
+        "end_of_load_max_ms": round(max(last), 1), **shares(inside),
     }  # fmt: skip
 
 
@@ -125,24 +133,6 @@ def _publish(ours: Streams, kafka: str, topic: str, seconds: float) -> tuple[flo
     cores = (ours.cpu_s - cpu) / (time.monotonic() - started)
     producer.flush(30)
     return cores, sent
-
-
-def _produced(kafka: str, topic: str, since: float) -> list[float]:
-    """ms from handing a message to the producer until the broker appended it, of those sent since then (Unix s)."""
-    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "latency", "enable.auto.commit": False})
-    found: list[float] = []
-    for place in traffic.partitions(topic):
-        _, end = consumer.get_watermark_offsets(place, timeout=30)
-        place.offset, got = 0, 0
-        consumer.assign([place])
-        while got < end:
-            for message in consumer.consume(5_000, timeout=0.2):
-                got += 1
-                if b'"sent"' in (value := message.value() or b""):
-                    sent = json.loads(value)["sent"]
-                    found += [message.timestamp()[1] - sent] if sent >= since * 1000 else []
-    consumer.close()
-    return found
 
 
 def _messages() -> Iterator[tuple[int, bytes, bytes]]:

@@ -3,7 +3,8 @@
 A chunk of 5,000 records is some 50,000 tuples that live until it is durable and hold no cycle; reference counts free
 them all. With Python's default thresholds the collector walks over them again and again, young ones after every 700
 allocations, all after every quarter that the heap has grown: a third of the processor time of a chunk. So what is there
-at the start is frozen, and the rest is looked at every 10 s, which takes as long as the chunks under way are large.
+at the start is frozen, and the rest is looked at every 10 s, which takes as long as the chunks under way are large; the
+loop stands still meanwhile. No chunk may leave a cycle behind (`Bounded.release`): 200,000 objects took 0.3 s.
 A stage that makes cycles with every record is collected sooner: a pass comes after `YOUNG` allocations, less what was
 freed, which is more than the chunks under way of four partitions need.
 """
