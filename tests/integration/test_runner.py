@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.counting_stage import WIDE_KEYS
@@ -132,6 +133,28 @@ def test_an_exception_in_the_engine_ends_the_process_and_the_record_is_repeated(
     worker.stages = "tests.support.counting_stage:MendedStage"
     run_dry(worker, 2)
     assert_counted(read_all(worker.kafka, worker.prefix + "routed"), 2)
+
+
+def test_what_retention_took_before_it_was_applied_is_told_and_is_no_lag(worker: StreamsWorker) -> None:
+    """With lag that no record can end, no tick would come and the watchdog would end every new worker."""
+    worker.at_once().start().wait_ready()
+    topic = worker.prefix + "raw"
+    produce(worker.kafka, topic, [(0, b"k0", b"1")] * 5)
+    worker.wait_applied(5)
+    assert worker.terminate() == 0
+    produce(worker.kafka, topic, [(0, b"k0", b"1")] * 7)
+    admin = AdminClient({"bootstrap.servers": worker.kafka})
+    for future in admin.delete_records([TopicPartition(topic, 0, 12)]).values():
+        future.result(30)
+    worker.start().wait_ready()
+    until(lambda: "deleted from the log before they were applied" in worker.log.read_text(), f"see {worker.log}")
+    assert '"lost": 7' in worker.log.read_text()
+    lag = 'headrace_stage_lag{partition="0",stage="counting"} '
+    until(lambda: lag + "0.0" in worker._get("/metrics"), f"see {worker.log}")
+    produce(worker.kafka, topic, [(0, b"k0", b"1")])
+    worker.wait_applied(13)
+    assert worker.metric('headrace_stage{name="total"') == 6
+    assert worker.terminate() == 0
 
 
 def test_a_restored_state_equals_the_one_that_was_lost(worker: StreamsWorker) -> None:

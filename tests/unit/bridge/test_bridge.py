@@ -195,6 +195,15 @@ def test_a_silent_connection_is_opened_anew(tmp_path: Path) -> None:
     rig.end()
 
 
+def test_a_server_that_wants_no_keep_alive_is_watched_all_the_same(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, keep_alive_s=1)
+    peer = rig.broker.accept(b"\x20\x06\x01\x00\x03\x13\0\0")
+    assert peer.packet()[0] == 0x82, "SUBSCRIBE"
+    assert peer.packet() == b"\xc0", "PINGREQ"
+    rig.broker.accept(CONNACK_PRESENT)
+    rig.end()
+
+
 def test_a_half_open_connection_is_noticed_while_the_window_is_full(tmp_path: Path) -> None:
     rig = Rig(tmp_path, window=10, keep_alive_s=1)
     peer = rig.broker.accept()

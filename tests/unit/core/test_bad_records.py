@@ -100,3 +100,12 @@ def test_header_values_may_be_null() -> None:
     assert [emission.topic for emission in out] == ["dead-letter"]
     gauges = stage.gauges(state)
     assert (gauges["in"], gauges["invalid"], gauges["not_measurement"]) == (2, 1, 1)
+
+
+def test_a_long_text_that_is_cut_within_a_character_is_a_text_still() -> None:
+    stage, out = BatchingStage(BatchingConfig()), list[Emission]()
+    headers: Any = (("kind", b"data"), ("entity", b"te/device/a//"), ("channel", b"m/t"))
+    text = "x" * 65_535 + "é"
+    stage.apply(MemoryState(), Record(0, 0, 1000, b"te", text.encode(), headers), out.append)
+    (letter,) = (json.loads(emission.value or b"") for emission in out)
+    assert (letter["payload"], letter["truncated"]) == (text[:-1], True)

@@ -121,6 +121,19 @@ def test_every_name_that_is_selected_is_one_that_the_stage_counts() -> None:
     assert asked > 30
 
 
+def test_every_count_of_dead_letters_is_in_the_alert_and_in_the_panel_of_them() -> None:
+    letters = {name for name in names_of("headrace_stage", "") if name.startswith(("refused.", "lost."))}
+    letters |= {"unreadable", "invalid", "future", "late", "too_large"}
+    alert = next(rule["expr"] for rule in RULES if rule["alert"] == "HeadraceStageDeadLetters")
+    panels = [
+        text for text in expressions() if "headrace_bridge_dead_letters_total" in text and "headrace_stage" in text
+    ]
+    assert panels
+    for text in (alert, *panels):
+        (_, wanted) = {label: (how, value) for label, how, value in MATCHER.findall(text)}["name"]
+        assert {name for name in names_of("headrace_stage", "") if re.fullmatch(wanted, name)} == letters
+
+
 def promtool(folder: Path, *arguments: str) -> str:
     """Run promtool in a folder: that of the path, else that of the image. Skips, loudly, where neither is."""
     if shutil.which("promtool"):

@@ -239,7 +239,8 @@ def letter(record: Record, rejected: Rejected) -> bytes:
         "topic": topic.decode(errors="replace") if topic is not None else None,
     }
     try:
-        letter["payload"] = payload.decode()
+        (record.value or b"").decode()  # the whole: it may be cut within a character
+        letter["payload"] = payload.decode(errors="ignore")
     except UnicodeDecodeError:
         letter["payload_base64"] = base64.b64encode(payload).decode()
     letter["receipt_time"] = letter["lost_at"] = _receipt_ms(record, header(record.headers, "receipt_time"))

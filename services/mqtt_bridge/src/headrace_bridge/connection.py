@@ -111,7 +111,8 @@ class Connection:
         if first.code:
             raise ConnectionLost(f"refused: {REFUSED.get(first.code, hex(first.code))}")
         self.connack = first
-        self._keep_alive_s = float(first.number(packets.SERVER_KEEP_ALIVE, target.keep_alive_s))
+        # a server that says 0 does not look for silence itself; we still do
+        self._keep_alive_s = float(first.number(packets.SERVER_KEEP_ALIVE, 0) or target.keep_alive_s)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             patience_ms = int(SILENCE * self._keep_alive_s * 1000)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
@@ -194,8 +195,6 @@ class Connection:
         `reading`: this turn has read what there was; without it silence says nothing.
         """
         now = time.monotonic()
-        if not self._keep_alive_s:
-            return
         if not reading:
             self._read_at = now
         silent = now - self._read_at

@@ -75,6 +75,8 @@ class PartitionRunner:
         self.moved_at = time.monotonic()
         self.step = "restoring"
         self.progress_at = self.moved_at
+        self.log_start = 0
+        """First offset of the input that was there when the state was restored, or when records were missing."""
         self._around = around
         self._waiting: deque[Chunk] = deque()
         self._wake = asyncio.Event()
@@ -154,11 +156,21 @@ class PartitionRunner:
         self._reads = Reads(self.state)
         changelog = TopicPartition(self._around.prefix + self.spec.changelog, self.partition)
         await restore.restore(self._around.bootstrap, changelog, self.state, self.stage)
+        async with restore.reading(self._around.bootstrap, TopicPartition(self.topic, self.partition)) as log_:
+            self._begins(await log_.first())
         self.ready = True
         self.moved_at = time.monotonic()
         self._reached("seek")
         await self._seek()
         self._reached("idle")
+
+    def _begins(self, first: int) -> None:
+        """The input's first offset is known. What retention has taken before it was applied is lost: say so."""
+        expected = self._position().marker.source + 1
+        if first > max(expected, self.log_start) and expected:
+            log.error("records were deleted from the log before they were applied", topic=self.topic,
+                      partition=self.partition, expected=expected, first=first, lost=first - expected)  # fmt: skip
+        self.log_start = first
 
     async def _seek(self) -> None:
         if (offset := self.next_offset) is not None and not self._closing:
@@ -217,7 +229,9 @@ class PartitionRunner:
         await reader.start()
         try:
             reader.assign([tp])
-            reader.seek(tp, max(expected, (await reader.beginning_offsets([tp]))[tp]))
+            first = int((await reader.beginning_offsets([tp]))[tp])
+            self._begins(first)
+            reader.seek(tp, max(expected, first))
             return bool((await reader.getone(tp)).offset >= got)
         finally:
             await reader.stop()

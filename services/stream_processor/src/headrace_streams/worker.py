@@ -85,7 +85,7 @@ class Worker:
             highwater = self.app.consumer.highwater(_tp(runner))
         except Exception:  # aiokafka raises for what is not, or no longer, assigned
             return None
-        return None if highwater is None else max(0, int(highwater) - offset)
+        return None if highwater is None else max(0, int(highwater) - max(offset, runner.log_start))
 
     def describe_consumer(self, runner: PartitionRunner, now: float) -> dict[str, Any]:
         """What the consumer is at with the partition, for the log. `now` is monotonic s."""
