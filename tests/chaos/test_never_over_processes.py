@@ -133,9 +133,11 @@ def _undisturbed(folder: Path, plans: list[dict[str, Any]], pause_s: float = 0) 
     gives_up = time.monotonic() + (FOUND_S if broken else 0)
     try:
         while True:
+            before = len(spenders.spent())
             for plan in plans:
                 spenders.start(**plan)
                 time.sleep(pause_s)
+            spenders.until_spending(before)
             ends = time.monotonic() + CONTROL_S
             while time.monotonic() < ends and not found():
                 spenders.follow()

@@ -67,10 +67,11 @@ class Spenders:
                 del self.stopped[process.pid]
             assert process.poll() is None, b"".join(each.read_bytes() for each in self.folder.glob("*.err"))
 
-    def until_spending(self, seconds: float = 240) -> None:
-        """Wait for the first dispatch: on a loaded machine processes take long to start. Raises AssertionError."""
+    def until_spending(self, before: int = 0, seconds: float = 240) -> None:
+        """Wait for the first dispatch after so many: on a loaded machine processes take long to start. Raises
+        AssertionError."""
         deadline = time.monotonic() + seconds
-        while not self.spent():
+        while len(self.spent()) <= before:
             self.follow()
             assert time.monotonic() < deadline, "nothing was spent"
             time.sleep(0.1)
