@@ -193,12 +193,13 @@ class LaneSender:
     def send(self, batch: Batch, one: Packed) -> tuple[str, int]:
         """Until the destination has answered for good; the end is why it refused the content, else an empty text.
         Raises `SinkDown`, `Rejection`, `StateDown` and `OutboxDown`."""
-        began, wait, attempt = time.monotonic_ns(), _FIRST_WAIT_S, 1
+        began_ns, wait, attempt = 0, _FIRST_WAIT_S, 1
         while True:
-            result = self._attempt(batch, one, attempt)
+            result, sent_ns = self._attempt(batch, one, attempt)
             if result.outcome != "retry":
                 break
-            waited_ms = (time.monotonic_ns() - began) // 1_000_000
+            began_ns = began_ns or sent_ns  # waiting for capacity is no try
+            waited_ms = (time.monotonic_ns() - began_ns) // 1_000_000
             if waited_ms >= self._settings.max_send_ms or self._patience.stopping():
                 raise SinkDown(f"request {one.request.id} was not taken: {result.detail}")
             _log.warning("request not taken", request=one.request.id, detail=result.detail, attempt=attempt)
@@ -211,10 +212,13 @@ class LaneSender:
             self._refuse(one, detail, attempt)
         return detail, attempt - 1
 
-    def _attempt(self, batch: Batch, one: Packed, attempt: int) -> Result:
-        request = one.request
+    def _attempt(self, batch: Batch, one: Packed, attempt: int) -> tuple[Result, int]:
+        """What became of one try, and when it went out."""
+        request, sent_ns = one.request, 0
 
         def call(at_ns: int) -> Result:
+            nonlocal sent_ns
+            sent_ns = time.monotonic_ns()
             self._ledger.dispatch(at_ns, request.cost, len(request.rows))
             deadline_ns = at_ns + self._settings.max_send_ms * 1_000_000
             context = Context(
@@ -227,7 +231,7 @@ class LaneSender:
         except SinkDown as error:
             result = Result("retry", str(error))
         self._pacer.answered(well=result.outcome != "retry")
-        return result
+        return result, sent_ns
 
     def _refuse(self, one: Packed, detail: str, attempts: int) -> None:
         if self._settings.on_reject == "stop":
