@@ -156,7 +156,7 @@ def test_records_leave_when_they_are_due_in_order_and_once(worker: StreamsWorker
     assert not (worker.data_dir / "registration").exists()
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(15, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(15, marks=pytest.mark.soak)])
 def test_kills_and_deleted_databases_lose_nothing_and_repeat_only_byte_equal(
     worker: StreamsWorker, rounds: int
 ) -> None:

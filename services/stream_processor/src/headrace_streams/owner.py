@@ -24,6 +24,7 @@ from headrace_streams.worker import Worker, fatal
 IDLE_S = 0.005
 LONGEST_PAUSE_S = 0.1
 LOOK_S, LONG_LOOK_S = 0.005, 0.025
+SOON_MS = 100
 LOST_S = 10.0
 """A record that was written and not applied for so long is no longer waited for: the partition may have moved."""
 PURGE_LOOK_S = 1.0
@@ -72,22 +73,31 @@ class TimelineOwner:
         """Until cancelled. An error ends the process."""
         try:
             while True:
-                runners = [one for one in self._worker.runners.values() if isinstance(one.stage, TimelineStage)]
-                self._places = {runner: self._places.get(runner) or Place() for runner in runners}
-                await asyncio.gather(*(self._look(runner, place) for runner, place in self._places.items()))
-                waiting = any(place.due_ms is not None for place in self._places.values())
-                await asyncio.sleep(LOOK_S if waiting else LONG_LOOK_S)
+                await asyncio.sleep(LOOK_S if await self._round(time.monotonic()) else LONG_LOOK_S)
         except Exception as error:
             fatal(error, "timelines")
 
-    async def _look(self, runner: PartitionRunner, place: Place) -> None:
-        now = time.monotonic()
-        if self.wants_tick(runner, place, now):
-            offset = await self._outlet.own(runner.spec.ticks, runner.partition, TICK)
-            place.tick, place.tick_due_ms = Written(offset, time.monotonic()), place.due_ms or 0
-        elif self.wants_purge(runner, place, now):
-            offset = await self._outlet.own(runner.spec.ticks, runner.partition, PURGE)
-            place.purge = Written(offset, time.monotonic())
+    async def _round(self, now: float) -> bool:
+        """Write what is wanted at `now` (monotonic s). Whether something is due soon."""
+        runners = [one for one in self._worker.runners.values() if isinstance(one.stage, TimelineStage)]
+        self._places = {runner: self._places.get(runner) or Place() for runner in runners}
+        writes = []
+        for runner, place in self._places.items():
+            if self.wants_tick(runner, place, now):
+                writes.append(self._tick(runner, place))
+            elif self.wants_purge(runner, place, now):
+                writes.append(self._purge(runner, place))
+        await asyncio.gather(*writes)
+        return any(_soon(runner, place, now) for runner, place in self._places.items())
+
+    async def _tick(self, runner: PartitionRunner, place: Place) -> None:
+        due_ms = place.due_ms or 0
+        offset = await self._outlet.own(runner.spec.ticks, runner.partition, TICK)
+        place.tick, place.tick_due_ms = Written(offset, time.monotonic()), due_ms
+
+    async def _purge(self, runner: PartitionRunner, place: Place) -> None:
+        offset = await self._outlet.own(runner.spec.ticks, runner.partition, PURGE)
+        place.purge = Written(offset, time.monotonic())
 
     def wants_tick(self, runner: PartitionRunner, place: Place, now: float) -> bool:
         """Whether to write a tick at `now` (monotonic s)."""
@@ -116,6 +126,13 @@ class TimelineOwner:
         return purge_ms is not None and purge_ms + PURGE_AFTER_MS <= log_ms(
             state.position.marker.clock, now - runner.moved_at
         )
+
+
+def _soon(runner: PartitionRunner, place: Place, now: float) -> bool:
+    """Whether something is due within the next few looks, or overdue."""
+    if place.due_ms is None or runner.state is None:
+        return False
+    return place.due_ms <= log_ms(runner.state.position.marker.clock, now - runner.moved_at) + SOON_MS
 
 
 def _pause_s(early: int) -> float:
