@@ -133,7 +133,6 @@ def test_tasks_send_side_by_side_and_lanes_in_order_over_the_death_of_workers(
     job: Callable[..., Job], store: BulkServer
 ) -> None:
     one = job(sink=store.url, request_timeout_ms=30_000, available_now=True, max=10, on_exhausted="fail")
-    retry_topics(one)
     produce(one, documents(40), spread=PARTITIONS)
     store.script += [status(429, {"Retry-After": "1"}), cut]
     assert one.run(environment={"HEADRACE_SPARK_FAULT": "task:0:0:0,task:0:1:0"}) == 0, one.log()[-4000:]

@@ -77,5 +77,5 @@ def test_a_stage_that_is_named_twice_ends_the_start_instead_of_one_taking_the_ot
 
 
 def test_two_stages_cannot_share_an_input() -> None:
-    with pytest.raises(ConfigError, match="stages: .* reads raw, which registration reads"):
+    with pytest.raises(ConfigError, match=r"stages: .* reads raw, which registration reads"):
         load(StreamsSettings(stages="registration,tests.support.counting_stage:CountingStage"))
