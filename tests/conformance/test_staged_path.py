@@ -360,3 +360,20 @@ def test_a_merge_waits_for_another_with_the_same_keys_and_neither_is_lost(make: 
         found = list(threads.map(write, range(2)))
     assert sum(one.inserted + one.replaced + one.repeats for one in found) == 60
     assert {row[3] for row in bench.stored()} == {1.0}
+
+
+def test_the_room_of_deleted_rows_is_given_back(make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_spark.staged.TIDY_ROWS", 10)
+    bench = make()
+    small = bench.write([record(0, document(1, [member(1, 1.0)]))])
+    assert bench.sql("SELECT pg_relation_size('hr_stage_measurements') > 0") == [(True,)]
+    large = bench.write([record(1, document(2, [member(t, t) for t in range(20)]))], Batch("q", 1))
+    assert bench.sql("SELECT pg_relation_size('hr_stage_measurements')") == [(0,)]
+    assert bench.ledger.totals().inserted == small.inserted + large.inserted == len(bench.stored())
+
+
+def test_the_index_of_an_older_release_goes_away(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.sql("CREATE INDEX hr_stage_measurements_key ON hr_stage_measurements (query_id, batch_id)")
+    staging.prepare(bench.url, "measurements")
+    assert bench.sql("SELECT indexname FROM pg_indexes WHERE tablename = 'hr_stage_measurements'") == []
