@@ -64,11 +64,29 @@ def names_of(found: list[dict[str, Any]], lane: int) -> list[str]:
     return [call["id"] for call in found if call["partition"] == lane]
 
 
-@pytest.mark.parametrize("faults", ["", pytest.param("written:0", marks=pytest.mark.soak)])
-def test_killed_in_the_middle_the_same_requests_go_on_in_order(job: Callable[..., Job], faults: str) -> None:
+ROCKS = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("faults", "spark"),
+    [
+        ("", {}),
+        pytest.param("written:0", {}, marks=pytest.mark.soak),
+        pytest.param("", ROCKS, marks=pytest.mark.soak),
+        pytest.param("written:0", ROCKS, marks=pytest.mark.soak),
+    ],
+    ids=["default", "written", "rocksdb", "rocksdb-written"],
+)
+def test_killed_in_the_middle_the_same_requests_go_on_in_order(
+    job: Callable[..., Job], faults: str, spark: dict[str, str]
+) -> None:
     one = job(
         mode="lanes", lane_mode="stream", sink="call:destination:write", capacity=400, max=30, lateness_ms=50,
-        linger_ms=4000,
+        linger_ms=4000, spark=spark,
     )  # fmt: skip
     (one.folder / "destination.py").write_text(DESTINATION)
     twice = documents(40)[38]
@@ -115,3 +133,5 @@ def test_killed_in_the_middle_the_same_requests_go_on_in_order(job: Callable[...
     assert one.sql("state.db", "SELECT count(*) FROM hr_sent") == [(0,)]
     assert one.sql("state.db", "SELECT count(*) FROM hr_lane_seen") == [(41,)]
     assert largest_window(one) <= 400
+    kept = {file.suffix for file in (one.folder / "checkpoint" / "state").rglob("*")}
+    assert (".zip" in kept) == bool(spark), "RocksDB keeps snapshots as archives"

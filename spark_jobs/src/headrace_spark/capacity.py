@@ -19,7 +19,7 @@ from headrace_core.capacity.errors import LeaseStoreUnavailable
 from headrace_core.capacity.protocol import StoreStatus
 from headrace_core.capacity.resources import ProvisionedResource, SharedResource
 from headrace_core.capacity.units import Amount
-from headrace_core.errors import HeadraceError
+from headrace_core.errors import ConfigError, HeadraceError
 from headrace_spark.database import StateDown
 from headrace_spark.host_pacing import HostPacer
 from headrace_spark.pacing import SECOND_NS, Pacer, PausingPacing
@@ -97,10 +97,13 @@ def status(settings: Settings) -> Callable[[], StoreStatus] | None:
 
 
 def _token(settings: Settings) -> str:
-    """Of the job file, or of a file, which must then be on every host."""
-    return settings.lease_token or (
-        Path(settings.lease_token_file).read_text().strip() if settings.lease_token_file else ""
-    )
+    """Of the job file, or of a file, which must then be on every host. Raises `ConfigError`."""
+    if settings.lease_token or not settings.lease_token_file:
+        return settings.lease_token
+    try:
+        return Path(settings.lease_token_file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("lease_token_file", f"cannot be read: {error}") from None
 
 
 def _leased(settings: Settings) -> Pacer:

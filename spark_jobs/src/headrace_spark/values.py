@@ -1,13 +1,12 @@
 """What each value of the job file must be by itself, whatever the others say; `settings.py` checks what must fit.
 
-Nothing is looked up here but files that the job file names: whether a broker or a database is there shows at the start.
+Nothing is looked up here: whether a broker, a database or a token's file is there shows at the start.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -82,7 +81,6 @@ def lease_store(found: Settings) -> None:
         raise ConfigError("lease_store", f"must be {EMBEDDED}, or begin with one of {names}")
     if scheme == "tcp" and not found.lease_token:
         require(found.lease_token_file, "lease_token", "or lease_token_file must be given for a coordinator")
-        require(_text(Path(found.lease_token_file)), "lease_token_file", "cannot be read, or is empty")
 
 
 def _names(found: Settings) -> None:
@@ -140,10 +138,3 @@ def _host(url: str, *, port: bool) -> bool:
         return bool(parts.hostname) and (bool(parts.port) or not port)
     except ValueError:
         return False
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

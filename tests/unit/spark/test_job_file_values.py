@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import structlog
 
-from headrace_spark import exits, references
+from headrace_spark import capacity, exits, references
 from headrace_spark.audit import Audit
 from headrace_spark.backfill import Backfill
 from headrace_spark.jobs.backfill import run as run_backfill
@@ -62,7 +62,7 @@ WRONG: dict[str, list[Any]] = {
     "headroom": [-0.1, 0.51, 0.0005, "nan"],
     "lease_store": ["ftp://h", "somewhere", "tcp://host", "tcp://:1", "postgresql://u:Waldkauz@[::1/d", "redis://"],
     "lease_token": [{"lease_store": "tcp://h:1"}],
-    "lease_token_file": [{"lease_store": "tcp://h:1", "lease_token_file": "/none/here"}],
+    "lease_token_file": [{"lease_store": "tcp://h:1"}],
     "resource": [],
     "weight": [0, FAR],
     "max_share": [0, 1.01, 0.0005, {"max_share": 0.04, "lease_store": "redis://h:1"},
@@ -193,6 +193,12 @@ def test_a_secret_is_in_no_line_of_the_log(
     for secret in ("Wald", "kauz", "in-clear"):
         assert secret not in log
     assert "postgresql://u:...@h/d is gone" in log
+
+
+def test_a_token_file_that_is_not_there_ends_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, lease_store="tcp://127.0.0.1:1", lease_token_file="/none/here")
+    code, log = ended(file, capsys, lambda settings: bool(capacity.in_driver(settings)))
+    assert (code, "lease_token_file" in log) == (exits.CONFIGURATION, True)
 
 
 def test_what_a_backfill_needs_ends_it_with_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

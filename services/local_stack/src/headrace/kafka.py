@@ -23,7 +23,7 @@ from headrace.java import java
 from headrace_core.errors import HeadraceError
 
 MESSAGE_BYTES = 9_000_000  # above the 8 MiB record batches of the changelogs
-READY_S = 60
+READY_S = 180
 
 LOG4J = """<Configuration status="ERROR">
   <Appenders><Console name="out"><PatternLayout pattern="[%d] %p %m (%c)%n"/></Console></Appenders>
