@@ -116,8 +116,16 @@ def test_by_spark_submit_with_a_packed_environment_leased_capacity_and_no_secret
     produce(one, documents(200), spread=2)
 
     start(one, spark_cluster, archive, {"WRITER_PASSWORD": DATABASE_PASSWORD})
-    until(lambda: query(database, "SELECT count(*) FROM measurements") == [(2000,)] or ended(one), one)
-    until(lambda: one.metrics().get("headrace_spark_records_total") == 200, one)
+    most = dict.fromkeys(("granted", "owners"), 0.0)
+
+    def all_counted() -> bool:  # leases go back as soon as the work is done
+        found = one.metrics()
+        for name in most:
+            most[name] = max(most[name], found.get(f"headrace_spark_capacity_{name}", 0))
+        return found.get("headrace_spark_records_total") == 200 or ended(one)
+
+    until(all_counted, one)
+    assert query(database, "SELECT count(*) FROM measurements") == [(2000,)]
 
     workers = python_workers(spark_cluster)
     assert {exe.removeprefix(f"{spark_cluster.work.resolve()}/").split("/")[0] for exe in workers.values()} == {
@@ -125,12 +133,11 @@ def test_by_spark_submit_with_a_packed_environment_leased_capacity_and_no_secret
         "1",
     }, "Python of the archive ran on both workers"
     assert str(standalone.HOME) not in " ".join(workers.values())
-    status = PostgresStore(database).status("store")
-    assert status.shared_capacity == 1500
-    assert len(status.owners) >= 2, "driver and Python workers have lease clients of their own"
+    assert PostgresStore(database).status("store").shared_capacity == 1500
+    assert most["owners"] >= 2, "driver and Python workers have lease clients of their own"
+    assert most["granted"] > 0
     assert 0 < largest_window(one, database) <= 1500
     seen = {name.removeprefix("headrace_spark_"): value for name, value in one.metrics().items()}
-    assert (seen["capacity_granted"] > 0, seen["capacity_owners"] >= 2) == (True, True)
     assert seen['sink_answers_total{answer="done"}'] == seen["sink_latency_seconds_count"] == seen["requests_total"]
     assert seen["capacity_charged_total"] == seen["capacity_estimated_total"] == seen["cost_total"] == 4000
     assert (seen["staging_rows"], 0 < seen["key_skew"] <= 1, seen["rows_per_request"] > 1) == (0, True, True)

@@ -182,9 +182,9 @@ def changelog_consumer(bootstrap: str) -> AIOKafkaConsumer:
 async def reading(bootstrap: str, tp: TopicPartition) -> AsyncIterator[Changelog]:
     """A reader of what is committed."""
     consumer = changelog_consumer(bootstrap)
-    await consumer.start()
-    read_batches(consumer)
     try:
+        await consumer.start()
+        read_batches(consumer)
         consumer.assign([tp])
         yield Batched(consumer, tp)
     finally:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
 
 from headrace_core.changelog import Marker
 from headrace_core.stage import Record, Stage
@@ -39,6 +40,7 @@ log = structlog.get_logger(__name__)
 
 MAX_RESEEKS = 20
 OWNER_POLL_S = 0.2
+BROKER_AWAY_S = 0.5
 
 
 class Dropped(Exception):
@@ -154,15 +156,27 @@ class PartitionRunner:
             self.state = RocksState(self._around.data_dir / self.spec.name / str(self.partition))
         self.stage.forget()
         self._reads = Reads(self.state)
-        changelog = TopicPartition(self._around.prefix + self.spec.changelog, self.partition)
-        await restore.restore(self._around.bootstrap, changelog, self.state, self.stage)
-        async with restore.reading(self._around.bootstrap, TopicPartition(self.topic, self.partition)) as log_:
-            self._begins(await log_.first())
+        while not await self._caught_up(self.state):
+            await asyncio.sleep(BROKER_AWAY_S)
         self.ready = True
         self.moved_at = time.monotonic()
         self._reached("seek")
         await self._seek()
         self._reached("idle")
+
+    async def _caught_up(self, state: RocksState) -> bool:
+        """Whether the state is at the end of the changelog; not, if the broker was away meanwhile."""
+        changelog = TopicPartition(self._around.prefix + self.spec.changelog, self.partition)
+        try:
+            await restore.restore(self._around.bootstrap, changelog, state, self.stage)
+            async with restore.reading(self._around.bootstrap, TopicPartition(self.topic, self.partition)) as log_:
+                self._begins(await log_.first())
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+            log.warning("restoring once more", topic=changelog.topic, partition=self.partition, error=repr(error))
+            return False
+        return True
 
     def _begins(self, first: int) -> None:
         """The input's first offset is known. What retention has taken before it was applied is lost: say so."""
@@ -222,17 +236,28 @@ class PartitionRunner:
         await self._apply_chunk(fresh)
 
     async def _gap_is_in_the_log(self, expected: int, got: int) -> bool:
+        while True:
+            try:
+                return await self._next_in_the_log(expected) >= got
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                log.warning("looking at a gap once more", topic=self.topic, partition=self.partition, error=repr(error))
+            await asyncio.sleep(BROKER_AWAY_S)
+
+    async def _next_in_the_log(self, expected: int) -> int:
+        """The offset of the first record from `expected` on."""
         tp = TopicPartition(self.topic, self.partition)
         reader = AIOKafkaConsumer(
             bootstrap_servers=self._around.bootstrap, enable_auto_commit=False, auto_offset_reset="earliest"
         )
-        await reader.start()
         try:
+            await reader.start()
             reader.assign([tp])
             first = int((await reader.beginning_offsets([tp]))[tp])
             self._begins(first)
             reader.seek(tp, max(expected, first))
-            return bool((await reader.getone(tp)).offset >= got)
+            return int((await reader.getone(tp)).offset)
         finally:
             await reader.stop()
 

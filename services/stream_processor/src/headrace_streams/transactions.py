@@ -29,8 +29,8 @@ async def transactional(
         max_batch_size=max_request_bytes, max_request_size=max_request_bytes,
         transaction_timeout_ms=DELIVERY_TIMEOUT_MS, request_timeout_ms=DELIVERY_TIMEOUT_MS,
     )  # fmt: skip
-    await producer.start()
     try:
+        await producer.start()
         yield producer
     finally:
         await producer.stop()
@@ -49,8 +49,8 @@ async def end_offset(bootstrap: str, tp: TopicPartition) -> int:
 
 async def _end(bootstrap: str, tp: TopicPartition, isolation_level: str) -> int:
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, isolation_level=isolation_level)
-    await consumer.start()
     try:
+        await consumer.start()
         return int((await consumer.end_offsets([tp]))[tp])
     finally:
         await consumer.stop()
