@@ -17,6 +17,17 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 LARGEST = 2_000
 
 
+def test_a_topic_that_cannot_take_dead_letters_ends_the_start(kafka: str, topic_prefix: str, tmp_path: Path) -> None:
+    create_topics(kafka, topic_prefix, letters=70_000)
+    bridge = BridgeProcess(kafka, topic_prefix, 1, tmp_path).start()
+    try:
+        assert bridge.running.wait(60) == 2
+    finally:
+        bridge.end()
+    last = json.loads(bridge.log.read_text().splitlines()[-1])
+    assert (last["event"], f"{topic_prefix}dead-letter: max.message.bytes" in last["error"]) == ("wrong setting", True)
+
+
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[MqttBroker]:
     """mosquitto that takes no larger packet: it tells MQTT 5 clients so, and closes the connection of others."""

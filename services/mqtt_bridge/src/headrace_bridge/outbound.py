@@ -20,7 +20,7 @@ from headrace_bridge import packets
 from headrace_bridge.commits import Commits
 from headrace_bridge.kafka import Outlet
 from headrace_bridge.packets import MAXIMUM_PACKET_SIZE, RECEIVE_MAXIMUM, Ack, Connack
-from headrace_bridge.record import DEAD_LETTER, Record, root_of, shown
+from headrace_bridge.record import DEAD_LETTER, MOST_KEY_BYTES, Record, root_of, shown
 from headrace_bridge.refusals import LOSSES, Suspicion, closed_by_peer
 from headrace_core.errors import HeadraceError
 
@@ -171,7 +171,8 @@ class Outbound:
             "lost_at": now_ms, **shown(as_bytes(record.value())),
         }  # fmt: skip
         headers = [("id", b"bridge-outbound:%d:%d:0" % (partition, offset)), ("stage", b"bridge-outbound")]
-        letter = Record(self._prefix + DEAD_LETTER, record.key(), msgspec.json.encode(document), headers)
+        kept = None if record.key() is None else key[:MOST_KEY_BYTES]
+        letter = Record(self._prefix + DEAD_LETTER, kept, msgspec.json.encode(document), headers)
 
         def buried(_reason: str | None, _detail: str) -> None:
             self.dead_letters[reason] += 1
