@@ -6,6 +6,7 @@ Exit codes: 0 after SIGTERM or SIGINT, 2 when a setting is wrong, 70 after an er
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import ssl
 import sys
@@ -26,9 +27,10 @@ from headrace_bridge.kafka import KafkaNotReady, Outlet
 from headrace_bridge.ledger import Ledger
 from headrace_bridge.receive import Receiver
 from headrace_bridge.record import DEAD_LETTER, LETTER_BYTES, RAW, Router
-from headrace_bridge.settings import BridgeSettings, in_one_line
+from headrace_bridge.settings import FILE, PREFIX, BridgeSettings, in_one_line
 from headrace_bridge.subscriptions import FilterMemory
 from headrace_core.errors import ConfigError
+from headrace_core.misspelt import unread
 
 log = structlog.get_logger("headrace_bridge")
 
@@ -181,9 +183,16 @@ def run(settings: BridgeSettings) -> None:
     web.shutdown()
 
 
+def warn_of_misspelt() -> None:
+    """A line for each variable that looks like one of ours and is none."""
+    for name, nearest in unread(os.environ, PREFIX, [*BridgeSettings.model_fields, FILE.removeprefix(PREFIX)]):
+        log.warning("no such setting", variable=name, nearest=nearest)
+
+
 def main() -> int:
     """Run; returns the exit code."""
     logs.configure()
+    warn_of_misspelt()
     try:
         run(BridgeSettings())
     except ValidationError as error:
