@@ -116,3 +116,13 @@ def test_batches_keep_to_what_a_topic_takes_that_somebody_else_made(worker: Stre
     worker.start().wait_ready()
     assert worker.terminate() == 0
     assert worker.snapshot() == before
+
+
+def test_a_topic_that_cannot_take_dead_letters_ends_the_start(worker: StreamsWorker) -> None:
+    admin = AdminClient({"bootstrap.servers": worker.kafka})
+    new = NewTopic(worker.prefix + "dead-letter", PARTITIONS, 1, config={"max.message.bytes": "10000"})
+    for future in admin.create_topics([new]).values():
+        future.result(20)
+    worker.start()
+    assert worker.running.wait(60) == 2
+    assert f"{worker.prefix}dead-letter: max.message.bytes is 10000, must be 16384 or more" in worker.log.read_text()

@@ -111,11 +111,12 @@ class In:
         return self.headers["topic"].decode()
 
 
-def create_topics(kafka: str, prefix: str, *, max_message_bytes: int = 1_000_000) -> None:
+def create_topics(kafka: str, prefix: str, *, max_message_bytes: int = 1_000_000, letters: int = 1_048_588) -> None:
     """raw, dead-letter and outbound, 4 partitions each."""
     config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(max_message_bytes)}
     wanted = [NewTopic(prefix + "raw", 4, 1, config=config)]
-    wanted += [NewTopic(prefix + name, 4, 1) for name in ("dead-letter", "outbound")]
+    wanted += [NewTopic(prefix + "dead-letter", 4, 1, config={"max.message.bytes": str(letters)})]
+    wanted += [NewTopic(prefix + "outbound", 4, 1)]
     admin = AdminClient({"bootstrap.servers": kafka})  # must live until all is answered
     for future in admin.create_topics(wanted).values():
         future.result(30)

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from headrace_core.state import State
 
 Headers = tuple[tuple[str, bytes], ...]
+UNREADABLE = ("kind", b"unreadable-header")
+"""The first header of a record that has a header whose name is not UTF-8: no stage takes it for anything else."""
 
 
 class Record(NamedTuple):

@@ -133,6 +133,7 @@ def test_the_attributes_that_are_used_are_made_by_the_consumer(name: str) -> Non
         ("aiokafka.consumer.consumer", "self._coordinator ="),
         ("aiokafka.consumer.consumer", "self._fetcher ="),
         (FETCHER, "self._records ="),
+        (FETCHER, "records = MemoryRecords(part_data[-1])"),
         (FETCHER, "backoff=self._prefetch_backoff"),
         (FETCHER, "return self._backoff - lifetime"),
         (FETCHER, "self._records_iterator = self._unpack_records()"),

@@ -23,7 +23,7 @@ from headrace_core.registration.message import read_payload
 from headrace_core.registration.reasons import DISCARDED, LOST, outcome
 from headrace_core.registration.routes import ABSENT, Request
 from headrace_core.registration.store import Store
-from headrace_core.stage import Emission, Headers, Record
+from headrace_core.stage import UNREADABLE, Emission, Headers, Record
 from headrace_core.state import State
 
 REFUSED = (
@@ -85,7 +85,9 @@ class RegistrationStage:
         elif kind in (b"tick", b"flush"):
             _put_out(engine, record, engine.tick(record.append_ms), emit).copy(kind)
         else:
-            _unreadable(engine, record, "unknown kind of record", emit)
+            odd = kind == UNREADABLE[1]
+            detail = "the name of a header is not UTF-8" if odd else "unknown kind of record"
+            _unreadable(engine, record, detail, emit)
 
     def derive(self, state: State, key: bytes, value: bytes) -> None:
         """Write the index items of one primary item; a damaged item is taken out and counted (section 10).

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from headrace_core.stage import Emission, Record
+from headrace_core.stage import UNREADABLE, Emission, Record
 from headrace_core.state import State
 from headrace_core.timeline.buffer import SourceRecord
 from headrace_core.timeline.settings import Settings
@@ -82,4 +82,6 @@ def _count(state: State) -> int:
 
 
 def _mark(name: str, value: bytes | None) -> bool:
-    return name == TL_SOURCE or (name == "id" and (value or b"").startswith(b"timeline."))
+    return (
+        name == TL_SOURCE or (name, value) == UNREADABLE or (name == "id" and (value or b"").startswith(b"timeline."))
+    )

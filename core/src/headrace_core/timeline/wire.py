@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace_core.partitioner import partition_of
-from headrace_core.stage import Record, header
+from headrace_core.stage import UNREADABLE, Record, header
 from headrace_core.timeline.buffer import SourceRecord
 from headrace_core.timeline.refusals import Refused, bad_request
 from headrace_core.timeline.settings import Settings
@@ -44,6 +44,8 @@ class Address(msgspec.Struct, frozen=True, array_like=True):
 def read_command(record: Record) -> Command:
     """The operation of a record. Raises Refused BAD_REQUEST."""
     op = header(record.headers, "tl-op")
+    if record.headers[:1] == (UNREADABLE,):
+        raise bad_request("the name of a header is not UTF-8")
     if op is None:
         return Command("tick", {}) if header(record.headers, "kind") in (b"tick", b"flush") else _plain(record)
     args = _object(header(record.headers, "tl-args") or b"{}")

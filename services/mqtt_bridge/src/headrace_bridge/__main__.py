@@ -6,6 +6,7 @@ Exit codes: 0 after SIGTERM or SIGINT, 2 when a setting is wrong, 70 after an er
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import ssl
 import sys
@@ -25,10 +26,11 @@ from headrace_bridge.inflight import Window
 from headrace_bridge.kafka import KafkaNotReady, Outlet
 from headrace_bridge.ledger import Ledger
 from headrace_bridge.receive import Receiver
-from headrace_bridge.record import DEAD_LETTER, RAW, Router
-from headrace_bridge.settings import BridgeSettings, in_one_line
+from headrace_bridge.record import DEAD_LETTER, LETTER_BYTES, RAW, Router
+from headrace_bridge.settings import FILE, PREFIX, BridgeSettings, in_one_line
 from headrace_bridge.subscriptions import FilterMemory
 from headrace_core.errors import ConfigError
+from headrace_core.misspelt import unread
 
 log = structlog.get_logger("headrace_bridge")
 
@@ -110,6 +112,13 @@ def topic_limits(settings: BridgeSettings, base: dict[str, str], stopping: threa
     return None
 
 
+def check_letters(settings: BridgeSettings, limits: dict[str, int]) -> None:
+    """Whether the topic of dead letters takes the largest one. Raises ConfigError."""
+    topic = settings.prefix + DEAD_LETTER
+    if limits[topic] < LETTER_BYTES:
+        raise ConfigError(f"topic {topic}", f"max.message.bytes is {limits[topic]}, must be {LETTER_BYTES} or more")
+
+
 def settle_doubts(
     settings: BridgeSettings, base: dict[str, str], ledger: Ledger, stopping: threading.Event
 ) -> bool:  # fmt: skip
@@ -162,6 +171,8 @@ def run(settings: BridgeSettings) -> None:
     web = http.serve(lambda: bridge.snapshot if bridge else Snapshot(), settings.http_host, settings.http_port)
     log.info("started", kafka=settings.kafka, prefix=settings.prefix, mqtt=f"{settings.mqtt_host}:{settings.mqtt_port}")
     limits = topic_limits(settings, base, stopping)
+    if limits is not None:
+        check_letters(settings, limits)
     if limits is not None and settle_doubts(settings, base, ledger, stopping):
         bridge = build(settings, base, limits, ledger)
         if stopping.is_set():
@@ -172,9 +183,16 @@ def run(settings: BridgeSettings) -> None:
     web.shutdown()
 
 
+def warn_of_misspelt() -> None:
+    """A line for each variable that looks like one of ours and is none."""
+    for name, nearest in unread(os.environ, PREFIX, [*BridgeSettings.model_fields, FILE.removeprefix(PREFIX)]):
+        log.warning("no such setting", variable=name, nearest=nearest)
+
+
 def main() -> int:
     """Run; returns the exit code."""
     logs.configure()
+    warn_of_misspelt()
     try:
         run(BridgeSettings())
     except ValidationError as error:

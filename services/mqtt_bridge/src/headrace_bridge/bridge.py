@@ -215,7 +215,10 @@ class Bridge:
                 raise MalformedPacket("a second CONNACK", PROTOCOL_ERROR)
             case Disconnected():
                 raise ConnectionLost(f"the broker disconnects with reason code {packet.code:#x}")
-            case Pong() | Publish():
+            case Pong():
+                if self._outbound is not None:
+                    self._outbound.suspicion.works()
+            case Publish():
                 pass
 
     def _suback(self, ack: Ack) -> None:
@@ -229,6 +232,8 @@ class Bridge:
 
     def _lost(self, error: ConnectionLost | MalformedPacket) -> None:
         log.warning("connection lost", error=str(error), code=error.code)
+        if self._outbound is not None:
+            self._outbound.lost(error if self._connection is not None else None)
         if self._connection is None:
             return
         self._counts["connection_losses"] += 1

@@ -44,6 +44,10 @@ class ConnectionLost(HeadraceError):
     retry = True
 
 
+class Silence(ConnectionLost):
+    """The broker has given no sign of life; the bridge ends the connection."""
+
+
 @dataclass(frozen=True)
 class Target:
     """Where to connect and as whom. `tls` None: plain TCP."""
@@ -199,7 +203,7 @@ class Connection:
             self._read_at = now
         silent = now - self._read_at
         if silent >= SILENCE * self._keep_alive_s:
-            raise ConnectionLost(f"no sign of life for {silent:.1f} s")
+            raise Silence(f"no sign of life for {silent:.1f} s")
         due = now - self._written_at >= self._keep_alive_s / 2
         if due or (silent >= self._keep_alive_s / 2 and not self._pinged):
             self._pinged = True

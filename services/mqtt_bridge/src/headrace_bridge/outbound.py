@@ -2,8 +2,8 @@
 
 Records of a topic share a partition (its key is the MQTT topic), are published in order on one connection, and after a
 reconnect are published again in the same order: a topic's last retained message is the last of its records. A record
-that no broker takes (no topic name, larger than the broker's packets, refused by it) becomes a dead letter and is
-committed when Kafka has that.
+that no broker takes (no topic name, larger than the broker's packets, refused by it, if need be by closing the
+connection: `refusals.py`) becomes a dead letter and is committed when Kafka has that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from headrace_bridge import packets
 from headrace_bridge.commits import Commits
 from headrace_bridge.kafka import Outlet
 from headrace_bridge.packets import MAXIMUM_PACKET_SIZE, RECEIVE_MAXIMUM, Ack, Connack
-from headrace_bridge.record import DEAD_LETTER, Record, root_of, shown
+from headrace_bridge.record import DEAD_LETTER, MOST_KEY_BYTES, Record, root_of, shown
+from headrace_bridge.refusals import LOSSES, Suspicion, closed_by_peer
+from headrace_core.errors import HeadraceError
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +49,8 @@ class Outbound:
         self._committed_at = 0.0
         self._room = window
         self._largest = NO_LIMIT
+        self._dup = False
+        self.suspicion = Suspicion()
         self.sent = 0
         self.acked = 0
         self.dead_letters: Counter[str] = Counter()
@@ -61,13 +65,37 @@ class Outbound:
         """A connection is there: what the broker's limits are; returns what must be published again."""
         self._room = min(self._window, connack.number(RECEIVE_MAXIMUM, 65_535))
         self._largest = connack.number(MAXIMUM_PACKET_SIZE, NO_LIMIT)
-        self.sent += len(self._open)
-        return b"".join(
-            self._packet(packet_id, record, dup=connack.session_present) for packet_id, record in self._open.items()
-        )
+        self._dup = connack.session_present
+        self.suspicion.connected()
+        for packet_id, record in list(self._open.items()):
+            if problem := self._problem(record):  # the broker's limit may be another one now
+                self._take_out(packet_id)
+                self._bury(record, *problem)
+        if self.suspicion.careful:
+            return packets.PINGREQ_BYTES
+        return b"".join([self._publish(packet_id, record, dup=self._dup) for packet_id, record in self._open.items()])
+
+    def lost(self, error: HeadraceError | None) -> None:
+        """The connection has ended; None: there was none."""
+        if error is None or not closed_by_peer(error):
+            self.suspicion.unreachable()
+            return
+        places = {place(record): packet_id for packet_id, record in self._open.items()}
+        refused = self.suspicion.lost(list(places))
+        if refused is not None:
+            detail = f"the broker closed the connection {LOSSES} times when it was published, at last alone: {error}"
+            self._bury(self._take_out(places[refused]), "outbound_refused", detail)
+
+    def _take_out(self, packet_id: int) -> Message:
+        record = self._open.pop(packet_id)
+        self.suspicion.settled(place(record))
+        return record
 
     def turn(self) -> bytes:
         """Read records while there is room, commit what may be; returns packets to send."""
+        if self.suspicion.careful:
+            self._commit()
+            return self._one_alone()
         out = []
         for record in self._read(self._room - len(self._open)):
             partition, offset = place(record)
@@ -78,10 +106,14 @@ class Outbound:
                 continue
             packet_id = self._free_id()
             self._open[packet_id] = record
-            self.sent += 1
-            out.append(self._packet(packet_id, record))
+            out.append(self._publish(packet_id, record))
         self._commit()
         return b"".join(out)
+
+    def _one_alone(self) -> bytes:
+        places = {place(record): packet_id for packet_id, record in self._open.items()}
+        one = self.suspicion.next_one(places)
+        return b"" if one is None else self._publish(places[one], self._open[places[one]], dup=self._dup)
 
     def _read(self, room: int) -> list[Message]:
         if room <= 0:
@@ -95,7 +127,9 @@ class Outbound:
                 log.warning("outbound", error=str(error))
         return read
 
-    def _packet(self, packet_id: int, record: Message, *, dup: bool = False) -> bytes:
+    def _publish(self, packet_id: int, record: Message, *, dup: bool = False) -> bytes:
+        self.sent += 1
+        self.suspicion.sent(place(record))
         return packets.publish(
             as_bytes(record.key()), as_bytes(record.value()), packet_id, retain=True, dup=dup, v5=self._v5
         )  # fmt: skip
@@ -110,16 +144,16 @@ class Outbound:
         key = as_bytes(record.key())
         if problem := topic_problem(key):
             return "invalid_topic", problem
-        size = len(key) + len(as_bytes(record.value())) + 16
+        size = packets.publish_size(len(key), len(as_bytes(record.value())), v5=self._v5)
         if size > self._largest:
-            return "too_large", f"a packet of about {size} bytes, the broker takes {self._largest}"
+            return "too_large", f"a packet of {size} bytes, the broker takes {self._largest}"
         return None
 
     def acknowledged(self, ack: Ack) -> None:
         """PUBACK came."""
-        record = self._open.pop(ack.packet_id, None)
-        if record is None:
+        if ack.packet_id not in self._open:
             return
+        record = self._take_out(ack.packet_id)
         if ack.codes[0] >= FAILED:
             self._bury(record, "refused_by_broker", f"reason code {ack.codes[0]:#x}")
             return
@@ -137,7 +171,8 @@ class Outbound:
             "lost_at": now_ms, **shown(as_bytes(record.value())),
         }  # fmt: skip
         headers = [("id", b"bridge-outbound:%d:%d:0" % (partition, offset)), ("stage", b"bridge-outbound")]
-        letter = Record(self._prefix + DEAD_LETTER, record.key(), msgspec.json.encode(document), headers)
+        kept = None if record.key() is None else key[:MOST_KEY_BYTES]
+        letter = Record(self._prefix + DEAD_LETTER, kept, msgspec.json.encode(document), headers)
 
         def buried(_reason: str | None, _detail: str) -> None:
             self.dead_letters[reason] += 1
@@ -162,7 +197,7 @@ class Outbound:
         for gone in partitions:
             self._commits.forget(gone.partition)
             for packet_id in [i for i, record in self._open.items() if record.partition() == gone.partition]:
-                del self._open[packet_id]
+                self._take_out(packet_id)
 
     def close(self) -> None:
         """Commit and leave the group."""

@@ -296,6 +296,12 @@ def publish(topic: bytes, payload: bytes, packet_id: int, *, retain: bool, dup: 
     return _packet(head, text(topic) + struct.pack("!H", packet_id) + (b"\x00" if v5 else b"") + payload)
 
 
+def publish_size(topic: int, payload: int, *, v5: bool) -> int:
+    """Bytes of the packet that `publish` makes for a topic and a payload of so many bytes."""
+    length = 2 + topic + 2 + v5 + payload
+    return 1 + len(variable(length)) + length
+
+
 def acknowledge(kind: int, packet_id: int) -> bytes:
     """PUBACK, PUBREC or PUBCOMP with success, the same in both versions."""
     return struct.pack("!BBH", kind << 4, 2, packet_id)

@@ -33,6 +33,11 @@ above 7,680 bytes.
 """
 SHOWN_BYTES = 64 * 1024
 SHOWN_TOPIC = 1024  # characters of a root in a dead letter
+MOST_KEY_BYTES = 65_535
+LETTER_BYTES = 640 * 1024
+"""The largest dead letter and its batch: payload (128 KiB as JSON), topic (64 KiB of control characters, six bytes each
+in JSON), root, key. It is sent until Kafka takes it, so the topic must take it.
+"""
 DEAD_LETTER = "dead-letter"
 RAW = "raw"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sqlite3
@@ -30,6 +31,7 @@ from headrace_api.situation import Situation
 from headrace_api.wakeup import Wakeup
 from headrace_api.writing import Writer
 from headrace_core.errors import ConfigError
+from headrace_core.misspelt import unread
 
 log = structlog.get_logger("headrace_api")
 
@@ -141,9 +143,16 @@ def run(settings: Settings) -> None:
     log.info("stopped")
 
 
+def warn_of_misspelt() -> None:
+    """A line for each variable that looks like one of ours and is none."""
+    for name, nearest in unread(os.environ, str(Settings.model_config["env_prefix"]), Settings.model_fields):
+        log.warning("no such setting", variable=name, nearest=nearest)
+
+
 def main() -> int:
     """Run; returns the exit code."""
     logs.configure()
+    warn_of_misspelt()
     sys.setrecursionlimit(RECURSION)
     try:
         run(Settings())

@@ -8,6 +8,7 @@ Exit codes: 0 after SIGTERM or SIGINT, 70 after an error while running, 2 when i
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from headrace_core.errors import ConfigError
+from headrace_core.misspelt import unread
 from headrace_streams import allocator, collector, http, logs, stages, topics, verify
 from headrace_streams.owner import TimelineOwner
 from headrace_streams.producer import Outlet
@@ -84,9 +86,17 @@ def in_one_line(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in found)
 
 
+def warn_of_misspelt() -> None:
+    """A line for each variable that looks like one of ours and is none."""
+    prefix = str(StreamsSettings.model_config["env_prefix"])
+    for name, nearest in unread(os.environ, prefix, StreamsSettings.model_fields):
+        log.warning("no such setting", variable=name, nearest=nearest)
+
+
 def main() -> int:
     """Run; returns the exit code."""
     logs.configure()
+    warn_of_misspelt()
     allocator.bound()
     if sys.argv[1:2] == ["verify"]:
         return verify.main(sys.argv[2:])

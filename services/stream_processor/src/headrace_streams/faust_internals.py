@@ -26,6 +26,7 @@ What is overridden, and where it is in Faust:
 - `aiokafka/consumer/fetcher.py` `PartitionRecords._consumer_record` (a data class of eleven members for each record,
   from which another is made), `__iter__` -> the records that stages take, at once; and, unless only what is committed
   is to be read, in slices instead of one by one (`_unpack_records`).
+- `aiokafka/consumer/fetcher.py` `MemoryRecords` -> `lenient.py`: a header name that is not UTF-8 ends no worker.
 - `faust/serializers/schemas.py` `Schema.compile` (serializers, models) -> the message's value as it is.
 """
 
@@ -46,7 +47,7 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
 from headrace_core.stage import Record
-from headrace_streams import budget
+from headrace_streams import budget, lenient
 
 LONG_POLL_MS = 25
 FETCHED_S = 0.01
@@ -326,6 +327,7 @@ def make_app(
         consumer_auto_offset_reset="earliest",
         consumer_group_instance_id=instance or None,
     )
+    lenient.install()
     app.headrace = markers
     app.finalize()
     app.transport = ChunkTransport(app.conf.broker_consumer, app)
