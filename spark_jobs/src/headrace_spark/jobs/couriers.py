@@ -1,6 +1,6 @@
 """Sending by tasks, the Spark side (spark-writer.md 6 and 7): a stage whose tasks send what the driver planned.
 
-Each task has some of the queues (`sending.py`) and keeps up to `max_concurrent_batches` of them at work. It returns
+Each task has some of the queues (`sending.py`) and keeps several of them at work (`destinations.at_once`). It returns
 what became of the requests, and what it saw; only reports of attempts that Spark accepted come back. An error that
 repeating the task would not change comes back in the report too; anything else fails the attempt, and Spark repeats it.
 """
@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace_core.errors import HeadraceError
+from headrace_spark import destinations
 from headrace_spark.database import StateDown
 from headrace_spark.faults import Faults
 from headrace_spark.ledger import Ledger
@@ -133,7 +134,7 @@ def _report(work: SendWork, queues: Sequence[Queue], part: int, attempt: int) ->
         tools.sender(patience, halt),
         tools.ledger,
         patience,
-        work.settings.max_concurrent_batches,
+        destinations.at_once(work.settings),
         halt,
         lambda: work.faults.passed("task", work.batch.batch_id, part, attempt),
     )
