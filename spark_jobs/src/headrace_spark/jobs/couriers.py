@@ -20,6 +20,7 @@ from headrace_core.errors import HeadraceError
 from headrace_spark import destinations
 from headrace_spark.database import StateDown
 from headrace_spark.faults import Faults
+from headrace_spark.jobs import logs
 from headrace_spark.ledger import Ledger
 from headrace_spark.pacing import PausingPacing
 from headrace_spark.patience import Patience
@@ -33,13 +34,15 @@ _LOOK_S: Final = 2.0
 
 
 class SendWork(msgspec.Struct, frozen=True):
-    """What a task must know. `run` is the start of the job, `pacing` makes what paces a Python worker."""
+    """What a task must know. `run` is the start of the job, `pacing` makes what paces a Python worker, `driver` is the
+    driver's pid."""
 
     settings: Settings
     batch: Batch
     run: str
     pacing: Callable[[], PausingPacing]
     faults: Faults
+    driver: int
 
 
 class SparkCourier:
@@ -70,7 +73,7 @@ class SparkCourier:
 
     def carry(self, batch: Batch, queues: Sequence[Queue]) -> Carried:
         """See `Courier`. Raises what a task reported, and what Spark raises for one that failed again and again."""
-        work = SendWork(self._settings, batch, self._run, self._pacing, self._faults)
+        work = SendWork(self._settings, batch, self._run, self._pacing, self._faults, os.getpid())
         blobs = [msgspec.msgpack.encode(part) for part in shares(queues, self._settings.tasks_at_once)]
         began_ns = time.monotonic_ns()
         with self._watching(batch):
@@ -152,5 +155,7 @@ _WORKERS: dict[tuple[int, str], Tools] = {}
 def _of_this_worker(work: SendWork) -> Tools:
     key = (os.getpid(), work.run)
     if key not in _WORKERS:
+        if os.getpid() != work.driver:
+            logs.to_stderr()
         _WORKERS[key] = Tools(work.settings, work.run, work.pacing)
     return _WORKERS[key]
