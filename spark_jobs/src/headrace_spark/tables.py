@@ -40,6 +40,8 @@ class TableSender:
     """Implements `Sender` for one task and one micro-batch; one request at a time, on the sink's one connection. Sends
     raise `SinkDown`, `StateDown`, `Superseded`, `Stalled`."""
 
+    remembered = True
+
     def __init__(self, settings: Settings, ledger: Ledger, sink: Sink, pacer: Pacing, patience: Patience) -> None:
         self._settings = settings
         self._ledger = ledger
