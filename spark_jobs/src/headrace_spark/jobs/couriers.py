@@ -131,6 +131,7 @@ def _report(work: SendWork, queues: Sequence[Queue], part: int, attempt: int) ->
     except HeadraceError as error:
         return failed(error)
     tools.pacer.take()  # what an attempt that failed left
+    tools.pacer.expect()
     halt = threading.Event()
     patience = Patience(work.settings.sink_down_max_ms, halt.is_set, halt.wait)
     carrier = Carrier(
@@ -145,6 +146,8 @@ def _report(work: SendWork, queues: Sequence[Queue], part: int, attempt: int) ->
         found = carrier.carry(work.batch, queues)
     except HeadraceError as error:
         found = failed(error)
+    finally:
+        tools.pacer.rest()  # the task's end (spark-writer.md 6)
     found.seen = tools.pacer.take()
     return found
 
