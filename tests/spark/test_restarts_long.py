@@ -74,6 +74,33 @@ def test_case_11_a_store_that_is_down_for_a_while_and_for_too_long(
     assert one.terminate() == 0, one.log()[-4000:]
 
 
+def test_the_direct_path_whose_driver_and_workers_are_killed_again_and_again(
+    job: Callable[..., Job], database: str
+) -> None:
+    """Cases 1 and 3: tasks upsert, and whatever dies, rows, counts and the capacity are exact."""
+    one = staged(job, database, path="direct", capacity=400, max=20, trigger_ms=1000)
+    dice = random.Random(11)
+    produce(one, documents(600))
+    for start in range(4):
+        one.start()
+        until(lambda start=start: rows(database) > 1200 * start, one, 300)
+        for victim in workers(one)[:2]:
+            victim.kill()
+            time.sleep(dice.uniform(0.1, 1.0))
+        assert not one.ended(), one.log()[-4000:]
+        one.send(signal.SIGKILL)
+        assert one.wait() == -signal.SIGKILL
+    assert rows(database) < 6000, "everything was written before all were killed"
+    one.start()
+    until(lambda: total(database, "records") == 600, one, 600)
+    assert one.terminate() == 0, one.log()[-4000:]
+    assert rows(database) == total(database, "inserted") == total(database, "rows") == 6000
+    assert total(database, "cost") == 6000
+    kept = "SELECT (SELECT count(*) FROM hr_request), (SELECT count(*) FROM hr_sent)"
+    assert query(database, kept) == [(0, 0)]
+    assert 0 < largest_window(one, database) <= 400
+
+
 def test_case_7_partitions_are_added_while_it_runs(job: Callable[..., Job], database: str) -> None:
     one = staged(job, database)
     produce(one, documents(20))

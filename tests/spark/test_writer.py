@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from headrace_spark.sinks.postgres import PostgresSink
 from tests.support.spark_job import Job, check_metrics, consume, documents, largest_window, produce, until, written
 from tests.unit.spark.fakes import document, member
 
@@ -80,16 +81,27 @@ def test_killed_at_random_and_started_again_no_row_is_lost_or_doubled(job: Calla
 
 
 def test_rows_reach_postgresql_and_the_ledger_may_live_there_too(job: Callable[..., Job], database: str) -> None:
+    """By tasks: one is killed and repeated, and the table refuses a row."""
     one = job(sink=database, state_dsn=database, capacity=5000, available_now=True)
-    produce(one, [*documents(60), b"[]"])
-    one.start()
+    PostgresSink(database).prepare()
+    with psycopg.connect(database) as db:
+        db.execute("ALTER TABLE measurements ADD CONSTRAINT no_huge CHECK (value < 1000)")
+    produce(one, [*documents(60), b"[]", document(900, [member(1, 1e6)])])
+    one.start(environment={"HEADRACE_SPARK_FAULT": "task:0:0:0"})
     assert one.wait() == 0, one.log()[-4000:]
+    assert "Python worker exited unexpectedly" in one.log()
     with psycopg.connect(database) as db:
         assert db.execute("SELECT count(*), count(DISTINCT batch) FROM measurements").fetchone() == (600, 60)
         total = dict(db.execute("SELECT name, value FROM hr_total WHERE job = 'writer'").fetchall())
-        ledger = db.execute("SELECT sum(records), sum(rows) FROM hr_batch_ledger").fetchone()
-    assert (total["records"], total["inserted"], total["dead_letters.schema"]) == (61, 600, 1)
-    assert ledger == (61, 600)
+        ledger = db.execute("SELECT sum(records), sum(rows), sum(cost) FROM hr_batch_ledger").fetchone()
+        spent = db.execute("SELECT sum(cost) FROM hr_dispatch").fetchone()
+        left = db.execute("SELECT (SELECT count(*) FROM hr_request), (SELECT count(*) FROM hr_sent)").fetchone()
+    assert (total["records"], total["inserted"], total["rows_refused"], total["dead_letters.schema"]) == (62, 600, 1, 1)
+    assert ledger == (62, 601, *spent), "what the killed task wrote costs nothing again"
+    assert left == (0, 0)
+    assert largest_window(one, database) <= 5000
+    letters = [json.loads(letter.value()) for letter in consume(one, "dead-letter", 2)]
+    assert {one["reason"]: one.get("element") for one in letters} == {"schema": None, "sink_rejected": 0}
 
 
 def test_a_wrong_schema_stops_the_job_and_writes_no_dead_letters(job: Callable[..., Job]) -> None:

@@ -61,7 +61,7 @@ class Eager(SharedResource):
 
 
 def in_driver(settings: Settings) -> Pacer:
-    """Pacing of a job of which only the driver sends (SQL databases on the path `direct`, and Delta Lake)."""
+    """Pacing of a job of which only the driver sends (SQLite and Delta Lake)."""
     if settings.lease_store:
         return _leased(settings)
     return Pacer(

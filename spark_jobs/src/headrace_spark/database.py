@@ -91,14 +91,15 @@ class Database:
                 self.close()
                 raise StateDown(str(error)) from error
 
-    def note(self, table: str, row: Mapping[str, int], only_if: tuple[str, Sequence[Any]] | None = None) -> bool:
+    def note(self, table: str, row: Mapping[str, int | str], only_if: tuple[str, Sequence[Any]] | None = None) -> bool:
         """Insert one row, as a transaction of its own whose commit does not wait for the disk (`HASTY`; SQLite waits
-        at none). False: nothing was inserted, as the query `only_if` finds no row. Raises `StateDown`."""
+        at none). False: nothing was inserted, as the query `only_if` finds no row, or the row is there. Raises
+        `StateDown`."""
         names, marks = ", ".join(row), ", ".join("?" * len(row))
         condition, values = only_if or ("SELECT 1", ())
         hasty = "(SELECT set_config('synchronous_commit', 'off', true)) AS hasty" if self._postgres else "(SELECT 1)"
         insert = f"INSERT INTO {table} ({names}) SELECT {marks} FROM {hasty} WHERE EXISTS ({condition})"
-        return self.once(insert, [*row.values(), *values]) > 0
+        return self.once(f"{insert} ON CONFLICT DO NOTHING", [*row.values(), *values]) > 0
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:

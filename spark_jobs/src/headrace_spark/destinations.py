@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace_spark.settings import Settings
 
 HTTP: Final = ("http://", "https://")
+POSTGRES: Final = ("postgresql://", "postgres://")
 CALL: Final = "call:"
 DELTA: Final = "delta:"
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -50,7 +51,17 @@ def retries(settings: Settings) -> bool:
 
 def sent_by_tasks(settings: Settings) -> bool:
     """Whether tasks send the requests that the driver planned."""
-    return settings.mode == "lanes" or answers(settings)
+    return settings.mode == "lanes" or answers(settings) or upserts(settings)
+
+
+def upserts(settings: Settings) -> bool:
+    """Whether tasks upsert into a table of PostgreSQL. SQLite has one writer, and Delta Lake one commit at a time."""
+    return settings.mode == "keyed" and settings.path == "direct" and settings.sink.startswith(POSTGRES)
+
+
+def at_once(settings: Settings) -> int:
+    """Most requests that one task has at work at one time. An upsert has the worker's one connection for itself."""
+    return 1 if upserts(settings) else settings.max_concurrent_batches
 
 
 def check_lanes(found: Settings) -> None:
@@ -65,7 +76,7 @@ def check_lanes(found: Settings) -> None:
 
 def check_tasks(found: Settings, local: bool) -> None:
     """Raise `ConfigError` if tasks on other hosts could not do their part; `local`: all are on this one."""
-    shared = local or found.state_dsn.startswith(("postgresql://", "postgres://"))
+    shared = local or found.state_dsn.startswith(POSTGRES)
     _require(shared, "state_dsn", "must be PostgreSQL: tasks on other hosts record there what they sent")
     _require(local or found.lease_store, "master", "must be local without a lease_store: tasks on every host send")
 

@@ -1,10 +1,11 @@
 """Fault points for tests: `HEADRACE_SPARK_FAULT=point[,point...]` ends a process as kill -9 would, at each point named;
 `stop:point` stops it there (SIGSTOP) until somebody continues it.
 
-`task:<batch>:<part>:<attempt>`  a Python worker, when the task attempt has written its first chunk and has more
+`task:<batch>:<part>:<attempt>`  a Python worker, when the task attempt has written its first chunk and has more, or has
+                                 the end of its first request recorded
 `staged:<batch>`                 the driver, when all tasks have ended and before it merges
 `merging:<batch>`                the driver, inside its transaction, when everything but the commit is done
-`sent:<batch>`                   the driver, when Delta Lake, or a sink that answers for rows, has all; no ledger row
+`sent:<batch>`                   the driver, when a sink to which tasks send, or Delta Lake, has all; no ledger row
 `written:<batch>`                the driver, when the micro-batch is committed in the store, before Spark's commit log
 `begun:<batch>`                  the driver, before any task of the micro-batch
 """

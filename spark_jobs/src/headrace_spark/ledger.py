@@ -90,8 +90,15 @@ class Ledger:
         with self._database.transaction() as at:
             return dict(at.rows(query, (batch.query_id, batch.batch_id)))
 
-    def record_sent(self, batch: Batch, request_id: str, refused: str) -> None:
-        """This request was answered for good; kept until the micro-batch is committed."""
+    def record_sent(self, batch: Batch, request_id: str, refused: str, hasty: bool = False) -> None:
+        """This request was answered for good; kept until the micro-batch is committed. `hasty`: a crash of the store's
+        server may lose it."""
+        if hasty:
+            self._database.note(
+                "hr_sent",
+                {"query_id": batch.query_id, "batch_id": batch.batch_id, "request_id": request_id, "refused": refused},
+            )
+            return
         with self._database.transaction() as at:
             at.run(
                 "INSERT INTO hr_sent (query_id, batch_id, request_id, refused) VALUES (?, ?, ?, ?)"

@@ -65,7 +65,11 @@ class Carried(msgspec.Struct):
 
 
 class Sender(Protocol):
-    """Sends one request after the other, for several threads at a time."""
+    """Sends one request after the other, for several threads at a time. `remembered`: the destination itself keeps the
+    ends until the micro-batch is committed, so a record of one may be lost with the state store's server."""
+
+    @property
+    def remembered(self) -> bool: ...
 
     def send(self, batch: Batch, one: Packed) -> tuple[str, int]:
         """Until there is an end; returns it, and how many tries after the first it does not tell of."""
@@ -133,8 +137,8 @@ class Carrier:
         end = known.get(one.request.id)
         if end is None or not self._sender.stands(end):
             made, more = self._sender.send(batch, one)
-            end = made
-            self._patience.keep(lambda: self._ledger.record_sent(batch, one.request.id, made))
+            end, hasty = made, self._sender.remembered
+            self._patience.keep(lambda: self._ledger.record_sent(batch, one.request.id, made, hasty))
             if more:
                 found.retries[one.request.id] = more
         found.ends[one.request.id] = end

@@ -106,7 +106,10 @@ def test_no_request_and_no_chunk_costs_more_than_what_its_process_may_want() -> 
     assert (staged.share_units, staged.task_units) == (500, 100), "of 50 a partition"
     assert (staged.bounds.rows, staged.chunk_bounds.rows, staged.chunk_bounds.capacity) == (450, 90, 90)
     assert leased(stage_cost="per_kib(3)").dearest.capacity == 100  # type: ignore[union-attr]
-    assert leased(max_share=0.33, path="direct").bounds.rows == 300
+    direct = leased(max_share=0.33, path="direct")
+    assert direct.bounds.rows == direct.task_units == 50, "tasks send"
+    sqlite = {"sink": "sqlite:////s.db", "state_dsn": "sqlite:////s.db"}
+    assert leased(max_share=0.33, path="direct", **sqlite).bounds.rows == 300, "the driver sends"
     whole = leased(max_share=1.0)
     assert (whole.share_units, whole.task_units, whole.chunk_bounds.rows) == (1000, 1000, 1000)
 

@@ -28,6 +28,8 @@ ROW = Row("te/device/a//", "m", 1, 1, "0" * 32, 1.0, False)
 class Sender:
     """Notes who is at work, and fails where it is told to."""
 
+    remembered = False
+
     def __init__(self, fail: dict[str, BaseException] | None = None, wait_s: float = 0.0) -> None:
         self.fail, self.wait_s = fail or {}, wait_s
         self.sent: list[str] = []

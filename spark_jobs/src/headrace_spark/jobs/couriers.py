@@ -1,6 +1,6 @@
 """Sending by tasks, the Spark side (spark-writer.md 6 and 7): a stage whose tasks send what the driver planned.
 
-Each task has some of the queues (`sending.py`) and keeps up to `max_concurrent_batches` of them at work. It returns
+Each task has some of the queues (`sending.py`) and keeps several of them at work (`destinations.at_once`). It returns
 what became of the requests, and what it saw; only reports of attempts that Spark accepted come back. An error that
 repeating the task would not change comes back in the report too; anything else fails the attempt, and Spark repeats it.
 """
@@ -17,8 +17,10 @@ from typing import Any, Final
 import msgspec
 
 from headrace_core.errors import HeadraceError
+from headrace_spark import destinations
 from headrace_spark.database import StateDown
 from headrace_spark.faults import Faults
+from headrace_spark.jobs import logs
 from headrace_spark.ledger import Ledger
 from headrace_spark.pacing import PausingPacing
 from headrace_spark.patience import Patience
@@ -32,13 +34,15 @@ _LOOK_S: Final = 2.0
 
 
 class SendWork(msgspec.Struct, frozen=True):
-    """What a task must know. `run` is the start of the job, `pacing` makes what paces a Python worker."""
+    """What a task must know. `run` is the start of the job, `pacing` makes what paces a Python worker, `driver` is the
+    driver's pid."""
 
     settings: Settings
     batch: Batch
     run: str
     pacing: Callable[[], PausingPacing]
     faults: Faults
+    driver: int
 
 
 class SparkCourier:
@@ -69,7 +73,7 @@ class SparkCourier:
 
     def carry(self, batch: Batch, queues: Sequence[Queue]) -> Carried:
         """See `Courier`. Raises what a task reported, and what Spark raises for one that failed again and again."""
-        work = SendWork(self._settings, batch, self._run, self._pacing, self._faults)
+        work = SendWork(self._settings, batch, self._run, self._pacing, self._faults, os.getpid())
         blobs = [msgspec.msgpack.encode(part) for part in shares(queues, self._settings.tasks_at_once)]
         began_ns = time.monotonic_ns()
         with self._watching(batch):
@@ -127,13 +131,14 @@ def _report(work: SendWork, queues: Sequence[Queue], part: int, attempt: int) ->
     except HeadraceError as error:
         return failed(error)
     tools.pacer.take()  # what an attempt that failed left
+    tools.pacer.expect()
     halt = threading.Event()
     patience = Patience(work.settings.sink_down_max_ms, halt.is_set, halt.wait)
     carrier = Carrier(
         tools.sender(patience, halt),
         tools.ledger,
         patience,
-        work.settings.max_concurrent_batches,
+        destinations.at_once(work.settings),
         halt,
         lambda: work.faults.passed("task", work.batch.batch_id, part, attempt),
     )
@@ -141,6 +146,8 @@ def _report(work: SendWork, queues: Sequence[Queue], part: int, attempt: int) ->
         found = carrier.carry(work.batch, queues)
     except HeadraceError as error:
         found = failed(error)
+    finally:
+        tools.pacer.rest()  # the task's end (spark-writer.md 6)
     found.seen = tools.pacer.take()
     return found
 
@@ -151,5 +158,7 @@ _WORKERS: dict[tuple[int, str], Tools] = {}
 def _of_this_worker(work: SendWork) -> Tools:
     key = (os.getpid(), work.run)
     if key not in _WORKERS:
+        if os.getpid() != work.driver:
+            logs.to_stderr()
         _WORKERS[key] = Tools(work.settings, work.run, work.pacing)
     return _WORKERS[key]

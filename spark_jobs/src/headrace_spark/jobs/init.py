@@ -25,7 +25,7 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 # https://host:9200/measurements/_bulk (newline-delimited bulk requests), call:module:function
 # table = "measurements"
 
-# path = "direct"                     # the driver writes. "staged": tasks copy, the driver merges (PostgreSQL)
+# path = "direct"                     # tasks upsert (SQLite: the driver). "staged": tasks copy, the driver merges
 # mode = "keyed"                      # "lanes": in order of time, into sink = "call:..." or "http..."
 # lane_mode = "stream"                # lanes: rows wait for others of their time; "backlog": each micro-batch alone
 # lateness_ms = 1000                  # stream: a time is complete once one so much later was seen,

@@ -1,4 +1,4 @@
-"""The ways of a micro-batch into the sink: `direct`, `staged`, `lanes` (spark-writer.md 7); and `answering.py`."""
+"""The ways of a micro-batch into the sink (spark-writer.md 7); more of them in `answering.py` and `upserting.py`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import structlog
 
 from headrace_spark import capacity, destinations, faults, senders
 from headrace_spark.counts import Counts
-from headrace_spark.database import is_postgres, sqlite_path
+from headrace_spark.database import sqlite_path
 from headrace_spark.jobs import couriers
 from headrace_spark.jobs.answering import Answering
 from headrace_spark.jobs.frames import records, reports, stage
 from headrace_spark.jobs.stream_lanes import StreamLanes
+from headrace_spark.jobs.upserting import Upserting
 from headrace_spark.lanes import LaneWriter
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
@@ -60,7 +61,7 @@ class Way(Protocol):
 
 
 class Direct:
-    """Implements `Way`: tasks decode, the driver writes."""
+    """Implements `Way`: tasks decode, the driver writes (SQLite, Delta Lake)."""
 
     def __init__(self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced):
         self._settings = settings
@@ -205,6 +206,8 @@ Advanced = Callable[[], None]
 
 def way(settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced) -> Way:
     """The one that the job file names."""
+    if destinations.upserts(settings):
+        return Upserting(settings, ledger, outbox, patience, advanced)
     if destinations.answers(settings):
         return Answering(settings, ledger, outbox, patience, advanced)
     if settings.lanes_stream:
@@ -227,6 +230,4 @@ def _sink(settings: Settings) -> Sink:
         from headrace_spark.sinks.delta import DeltaSink
 
         return DeltaSink(settings.sink.removeprefix(destinations.DELTA))
-    if is_postgres(settings.sink):
-        return PostgresSink(settings.sink, settings.table)
     return SqliteSink(sqlite_path(settings.sink), settings.table)

@@ -1,7 +1,7 @@
 """PostgreSQL as a sink (spark-writer.md 7, path `direct`).
 
-A request is sent as arrays and unfolded in the server, so it is three statements whatever its size. Texts that take
-part in versions compare by bytes (`COLLATE "C"`), as Python and SQLite do.
+A request is sent as arrays and unfolded in the server, so it is four statements at most, whatever its size. Texts
+that take part in versions compare by bytes (`COLLATE "C"`), as Python and SQLite do.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ CREATE TABLE IF NOT EXISTS {table} (
   source text COLLATE "C" NOT NULL, metric text COLLATE "C" NOT NULL, time_ms bigint NOT NULL,
   value double precision NOT NULL, boolean boolean NOT NULL, closed_at bigint NOT NULL, batch text COLLATE "C" NOT NULL,
   PRIMARY KEY (source, metric, time_ms))""")
+_ENTER: Final = "INSERT INTO hr_request VALUES (%s, %s, %s, 0, 0, 0) ON CONFLICT DO NOTHING"
+"""Waits for the end of another transaction that writes the same request: a task that Spark gave up may still be at it,
+beside the one that repeats it."""
+_THIS: Final = " WHERE query_id = %s AND batch_id = %s AND request_id = %s"
+_KNOWN: Final = "SELECT inserted, replaced, repeats FROM hr_request" + _THIS
+_RECORD: Final = "UPDATE hr_request SET inserted = %s, replaced = %s, repeats = %s" + _THIS
 _ROWS: Final = "unnest(%s::text[], %s::text[], %s::bigint[], %s::float8[], %s::boolean[], %s::bigint[], %s::text[])"
 _INSERT: Final = sql.SQL(
     "INSERT INTO {table} (source, metric, time_ms, value, boolean, closed_at, batch) SELECT * FROM "
@@ -64,16 +70,12 @@ class PostgresSink:
     def write(self, batch: Batch, request: Request) -> Outcome:
         key = (batch.query_id, batch.batch_id, request.id)
         with self._transaction() as db:
-            known = db.execute(
-                "SELECT inserted, replaced, repeats FROM hr_request"
-                " WHERE query_id = %s AND batch_id = %s AND request_id = %s",
-                key,
-            ).fetchone()
-            if known:
+            if not db.execute(_ENTER, key).rowcount:
+                known = db.execute(_KNOWN, key).fetchone()
+                assert known is not None, "a transaction that entered it has committed"
                 return Outcome(*known)
             outcome = self._upsert(db, request)
-            numbers = (outcome.inserted, outcome.replaced, outcome.repeats)
-            db.execute("INSERT INTO hr_request VALUES (%s, %s, %s, %s, %s, %s)", (*key, *numbers))
+            db.execute(_RECORD, (outcome.inserted, outcome.replaced, outcome.repeats, *key))
             return outcome
 
     def forget(self, batch: Batch) -> None:
