@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,8 +29,10 @@ class Sender:
 
     remembered = False
 
-    def __init__(self, fail: dict[str, BaseException] | None = None, wait_s: float = 0.0) -> None:
-        self.fail, self.wait_s = fail or {}, wait_s
+    def __init__(
+        self, fail: dict[str, BaseException] | None = None, waits: Callable[[str], object] = lambda _: None
+    ) -> None:
+        self.fail, self.waits = fail or {}, waits
         self.sent: list[str] = []
         self.busy: set[int] = set()
         self.most = 0
@@ -47,7 +48,7 @@ class Sender:
             self.busy.add(one.partition)
             self.most = max(self.most, len(self.busy))
             self.sent.append(one.request.id)
-        time.sleep(self.wait_s)
+        self.waits(one.request.id)
         with self.turn:
             self.busy.discard(one.partition)
         if one.request.id in self.fail:
@@ -72,7 +73,10 @@ def carrier(sender: Sender, ledger: Ledger, at_once: int = 4) -> Carrier:
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_every_request_goes_out_once_in_the_order_of_its_queue(ledger: Ledger, at_once: int) -> None:
-    sender, queues = Sender(wait_s=0.002), [queue(lane, 5) for lane in range(6)]
+    together = threading.Barrier(at_once)
+    firsts = {f"{lane}:0" for lane in range(at_once)}
+    sender = Sender(waits=lambda name: together.wait(60) if name in firsts else None)
+    queues = [queue(lane, 5) for lane in range(6)]
     found = carrier(sender, ledger, at_once).carry(BATCH, queues)
     names = [one.request.id for own in queues for one in own]
     assert sorted(sender.sent) == sorted(names)
@@ -95,10 +99,12 @@ def test_what_is_recorded_does_not_go_out_again(ledger: Ledger) -> None:
 
 
 def test_after_a_failure_no_queue_goes_on(ledger: Ledger) -> None:
-    sender = Sender({"0:0": SinkDown("gone")}, wait_s=0.02)
+    halt = threading.Event()
+    sender = Sender({"0:0": SinkDown("gone")}, waits=lambda name: name == "0:0" or halt.wait(60))
     with pytest.raises(SinkDown, match="gone"):
-        carrier(sender, ledger).carry(BATCH, [queue(0, 9), queue(1, 9), queue(2, 9)])
-    assert len(sender.sent) <= 6
+        Carrier(sender, ledger, Patience(0), 4, halt).carry(BATCH, [queue(0, 9), queue(1, 9), queue(2, 9)])
+    assert "0:0" in sender.sent
+    assert set(sender.sent) <= {"0:0", "1:0", "2:0"}
     assert sender.busy == set(), "what was at work has ended"
 
 
