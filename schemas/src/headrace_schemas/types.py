@@ -365,6 +365,10 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     retry_topic: Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{0,249}$")] | UnsetType = UNSET
     request_timeout_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     charge_header: str | UnsetType = UNSET
+    key: list[Any] | UnsetType = UNSET
+    version: Any | UnsetType = UNSET
+    max_concurrent_batches: Annotated[int, Meta(ge=1, le=1000000000000)] | UnsetType = UNSET
+    max_wait_ms: Annotated[int, Meta(ge=1, le=1000000000000)] | UnsetType = UNSET
     authorization_file: str | UnsetType = UNSET
     lease_token: str | UnsetType = UNSET
     max_share: Annotated[float, Meta(ge=0.001, le=1)] | UnsetType = UNSET
