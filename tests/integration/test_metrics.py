@@ -83,7 +83,7 @@ def test_a_real_worker_exposes_all_that_the_specifications_name(worker: StreamsW
     publish(worker)
     closed = r'headrace_stage\{name="closed.timeout"'
     until(lambda: worker.metric(closed) == 1, f"the batch is closed by ticks, see {worker.log}")
-    assert metric_names.streams() <= metric_names.series(worker._get("/metrics"))
+    assert metric_names.streams() <= metric_names.series(worker.get("/metrics"))
 
     found = list(samples(f"http://127.0.0.1:{worker.port}"))
     stages = {

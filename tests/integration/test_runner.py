@@ -150,7 +150,7 @@ def test_what_retention_took_before_it_was_applied_is_told_and_is_no_lag(worker:
     until(lambda: "deleted from the log before they were applied" in worker.log.read_text(), f"see {worker.log}")
     assert '"lost": 7' in worker.log.read_text()
     lag = 'headrace_stage_lag{partition="0",stage="counting"} '
-    until(lambda: lag + "0.0" in worker._get("/metrics"), f"see {worker.log}")
+    until(lambda: lag + "0.0" in worker.get("/metrics"), f"see {worker.log}")
     produce(worker.kafka, topic, [(0, b"k0", b"1")])
     worker.wait_applied(13)
     assert worker.metric('headrace_stage{name="total"') == 6

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from headrace.kafka import free_port
-from tests.support.streams_worker import REPOSITORY, until
+from tests.support.service_process import ServiceProcess, until
 
 NOTHING: Any = object()
 
@@ -79,33 +75,23 @@ class EventStream:
 
 
 @dataclass
-class StatusApi:
+class StatusApi(ServiceProcess):
     """One API; `start` it, end it, `start` it again on the same data."""
+
+    MODULE: ClassVar[str] = "headrace_api"
+    PREFIX: ClassVar[str] = "HEADRACE_API_"
 
     kafka: str
     prefix: str
     data_dir: Path
     log: Path
     settings: dict[str, str] = field(default_factory=dict)
-    port: int = 0
-    process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> StatusApi:
         """Start; does not wait."""
-        self.port = free_port()
-        values = {
-            "KAFKA": self.kafka, "PREFIX": self.prefix, "DATA_DIR": str(self.data_dir), "HTTP_PORT": str(self.port),
-            **self.settings,
-        }  # fmt: skip
-        env = {**os.environ, **{f"HEADRACE_API_{name}": value for name, value in values.items()}}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "headrace_api"], cwd=REPOSITORY, env=env, stderr=log)
+        values = {"KAFKA": self.kafka, "PREFIX": self.prefix, "DATA_DIR": str(self.data_dir), **self.settings}
+        self.spawn(values)
         return self
-
-    @property
-    def running(self) -> subprocess.Popen[bytes]:
-        assert self.process is not None
-        return self.process
 
     def ask(self, path: str, method: str = "GET", sent: Any = NOTHING, **headers: str) -> Answer:
         """One request, the path as written, `sent` as JSON. Raises OSError or HTTPException if nobody answers."""
@@ -151,21 +137,6 @@ class StatusApi:
         """Offset in `raw` that each partition contains."""
         partitions = self.ask("/v1/status").body["replica"]["partitions"]
         return {int(number): p["source"] for number, p in partitions.items()}
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.running.kill()
-        self.running.wait()
-
-    def terminate(self) -> int:
-        """SIGTERM; returns the exit code."""
-        self.running.terminate()
-        return self.running.wait(30)
-
-    def end(self) -> None:
-        """Make sure that nothing is left running."""
-        if self.process and self.process.poll() is None:
-            self.kill()
 
     def delete_database(self) -> None:
         """As after a loss of the disk."""

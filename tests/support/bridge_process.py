@@ -3,69 +3,50 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from headrace.kafka import free_port
-from tests.support.streams_worker import REPOSITORY, until
+from tests.support.service_process import ServiceProcess, until
 
 __all__ = ["BridgeProcess", "In", "create_topics", "read_topic", "until"]
 
 
 @dataclass
-class BridgeProcess:
+class BridgeProcess(ServiceProcess):
     """One bridge; `start` it, end it, `start` it again."""
+
+    MODULE: ClassVar[str] = "headrace_bridge"
+    PREFIX: ClassVar[str] = "HEADRACE_BRIDGE_"
 
     kafka: str
     prefix: str
     mqtt_port: int
     directory: Path
     settings: dict[str, str] = field(default_factory=dict)
-    port: int = 0
-    process: subprocess.Popen[bytes] | None = None
 
     def start(self, **settings: str) -> BridgeProcess:
         """Start; `settings` are those of this run only, by upper-case name."""
-        self.port = free_port()
         values = {
             "KAFKA": self.kafka, "PREFIX": self.prefix, "MQTT_PORT": str(self.mqtt_port),
-            "STATE_DIR": str(self.directory / "state"), "HTTP_PORT": str(self.port), "OUTBOUND": "false",
-            **self.settings, **settings,
+            "STATE_DIR": str(self.directory / "state"), "OUTBOUND": "false", **self.settings, **settings,
         }  # fmt: skip
-        env = {**os.environ, **{f"HEADRACE_BRIDGE_{name}": value for name, value in values.items()}}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace_bridge"], cwd=REPOSITORY, env=env, stderr=log
-            )
+        self.spawn(values)
         return self
 
     @property
-    def log(self) -> Path:
+    def log(self) -> Path:  # type: ignore[override]
         return self.directory / "bridge.log"
-
-    @property
-    def running(self) -> subprocess.Popen[bytes]:
-        assert self.process is not None
-        return self.process
-
-    def _get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
-            body: bytes = response.read()
-            return body.decode()
 
     def state(self) -> dict[str, bool]:
         """What /readyz says; empty if nobody answers."""
         try:
-            return dict(json.loads(self._get("/readyz")))
+            return dict(json.loads(self.get("/readyz")))
         except urllib.error.HTTPError as error:
             return dict(json.loads(error.read()))
         except OSError:
@@ -77,24 +58,9 @@ class BridgeProcess:
 
     def metrics(self) -> dict[str, float]:
         """All samples by name and labels; the prefix left out."""
-        lines = self._get("/metrics").splitlines()
+        lines = self.get("/metrics").splitlines()
         pairs = [re.fullmatch(r"headrace_bridge_(\S+) (\S+)", line) for line in lines]
         return {pair[1]: float(pair[2]) for pair in pairs if pair}
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.running.kill()
-        self.running.wait()
-
-    def terminate(self) -> int:
-        """SIGTERM; returns the exit code."""
-        self.running.terminate()
-        return self.running.wait(30)
-
-    def end(self) -> None:
-        """Make sure that nothing is left running."""
-        if self.process and self.process.poll() is None:
-            self.kill()
 
 
 @dataclass(frozen=True)

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-import time
 import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
-from headrace.kafka import free_port
 from headrace_streams.store import POSITION_KEY, RocksState
+from tests.support.service_process import REPOSITORY, ServiceProcess, until
 
-REPOSITORY = Path(__file__).parents[2]
+__all__ = ["COUNTING", "REPOSITORY", "Output", "StreamsWorker", "produce", "read_all", "until"]
+
 COUNTING = "tests.support.counting_stage:CountingStage"
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Wait for a condition with a deadline."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-
-
 @dataclass
-class StreamsWorker:
+class StreamsWorker(ServiceProcess):
     """One worker; `start` it, end it, `start` it again on the same data."""
+
+    MODULE: ClassVar[str] = "headrace_streams"
+    PREFIX: ClassVar[str] = "HEADRACE_STREAMS_"
 
     kafka: str
     prefix: str
@@ -42,8 +34,6 @@ class StreamsWorker:
     log: Path
     stages: str = COUNTING
     settings: dict[str, str] = field(default_factory=dict)
-    port: int = 0
-    process: subprocess.Popen[bytes] | None = None
 
     def at_once(self) -> StreamsWorker:
         """From now on a start after a kill has its partitions at once. Otherwise the group first waits for the one that
@@ -53,32 +43,17 @@ class StreamsWorker:
 
     def start(self, **settings: str) -> StreamsWorker:
         """Start; `settings` are those of this run only, by upper-case name."""
-        self.port = free_port()
         values = {
             "KAFKA": self.kafka, "PREFIX": self.prefix, "DATA_DIR": str(self.data_dir), "STAGES": self.stages,
-            "HTTP_PORT": str(self.port), "SESSION_TIMEOUT_S": "6", **self.settings, **settings,
+            "SESSION_TIMEOUT_S": "6", **self.settings, **settings,
         }  # fmt: skip
-        env = {**os.environ, **{f"HEADRACE_STREAMS_{name}": value for name, value in values.items()}}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace_streams"], cwd=REPOSITORY, env=env, stderr=log
-            )
+        self.spawn(values)
         return self
-
-    @property
-    def running(self) -> subprocess.Popen[bytes]:
-        assert self.process is not None
-        return self.process
-
-    def _get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
-            body: bytes = response.read()
-            return body.decode()
 
     def healthy(self) -> bool:
         """Whether `/healthz` says so; a worker that does not answer counts as healthy."""
         try:
-            self._get("/healthz")
+            self.get("/healthz")
         except urllib.error.HTTPError as error:
             return error.code != 503
         except OSError:
@@ -88,7 +63,7 @@ class StreamsWorker:
     def ready(self) -> bool:
         """Whether all assigned partitions are restored."""
         try:
-            return bool(json.loads(self._get("/readyz"))["ready"])
+            return bool(json.loads(self.get("/readyz"))["ready"])
         except OSError:
             return False
 
@@ -100,7 +75,7 @@ class StreamsWorker:
     def metric(self, pattern: str) -> int:
         """Sum of all samples whose name and labels match; 0 if the worker does not answer."""
         try:
-            lines = self._get("/metrics").splitlines()
+            lines = self.get("/metrics").splitlines()
         except OSError:
             return 0
         return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if re.match(pattern, line))
@@ -112,21 +87,6 @@ class StreamsWorker:
     def wait_applied(self, records: int, seconds: float = 120) -> None:
         """Wait until that many records of the input are applied."""
         until(lambda: self.applied() >= records, f"{records} records, see {self.log}", seconds)
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.running.kill()
-        self.running.wait()
-
-    def terminate(self) -> int:
-        """SIGTERM; returns the exit code."""
-        self.running.terminate()
-        return self.running.wait(40)
-
-    def end(self) -> None:
-        """Make sure that nothing is left running."""
-        if self.process and self.process.poll() is None:
-            self.kill()
 
     def delete_databases(self) -> None:
         """As after a loss of the disk."""
