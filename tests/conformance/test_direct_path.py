@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,20 +25,11 @@ from headrace_spark.sinks.postgres import PostgresSink
 from headrace_spark.tables import TableSender, TableWriter
 from headrace_spark.transforms.records import Place, Record, report
 from headrace_spark.transforms.rows import Request, Row, request_id
-from tests.support import postgres
 from tests.unit.spark.fakes import AtOnce, Killed, Outbox, Watched, document, job, member, record
 
 _BATCH = Batch("q", 0)
 _NO_HUGE = "ALTER TABLE measurements ADD CONSTRAINT no_huge CHECK (value < 100)"
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    if postgres.binaries() is None:
-        pytest.skip("no PostgreSQL server on this machine")
-    with postgres.server() as url:
-        yield url
 
 
 class Bench:

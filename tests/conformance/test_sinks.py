@@ -21,7 +21,6 @@ from headrace_spark.sinks.postgres import PostgresSink
 from headrace_spark.sinks.sqlite import SqliteSink
 from headrace_spark.transforms.measurements import MAX_KEY_BYTES
 from headrace_spark.transforms.rows import Request, Row, request_id
-from tests.support import postgres
 
 _FIRST = Batch("q", 0)
 _SECOND = Batch("q", 1)
@@ -36,19 +35,11 @@ class Store:
         self.rows = rows
 
 
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    if postgres.binaries() is None:
-        pytest.skip("no PostgreSQL server on this machine")
-    with postgres.server() as url:
-        yield url
-
-
-def test_jobs_that_start_at_once_on_a_new_database_all_find_their_tables(postgres_url: str) -> None:
+def test_jobs_that_start_at_once_on_a_new_database_all_find_their_tables(server: str) -> None:
     for number in range(5):
-        with psycopg.connect(postgres_url, autocommit=True) as db:
+        with psycopg.connect(server, autocommit=True) as db:
             db.execute(f"CREATE DATABASE fresh{number}")
-        url = postgres_url.replace("/postgres", f"/fresh{number}")
+        url = server.replace("/postgres", f"/fresh{number}")
         start = threading.Barrier(8)
 
         def job(name: int, url: str = url, start: threading.Barrier = start) -> None:
@@ -74,7 +65,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
                 return db.execute(query.format("measurements")).fetchall()
 
         return Store(lambda: SqliteSink(path), rows)
-    url, table = request.getfixturevalue("postgres_url"), f"m{next(_numbers)}"
+    url, table = request.getfixturevalue("server"), f"m{next(_numbers)}"
 
     def rows_of_postgres() -> list[tuple]:
         with psycopg.connect(url) as db:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,19 +19,10 @@ from headrace_capacity.coordinator import Coordinator
 from headrace_spark import capacity
 from headrace_spark.jobs.process import exit_code
 from headrace_spark.settings import Settings, check
-from tests.support import postgres
 from tests.unit.spark.fakes import job
 from tests.unit.spark.test_pacing import largest_window
 
 CAPACITY = 400
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[str]:
-    if postgres.binaries() is None:
-        pytest.skip("no PostgreSQL server on this machine")
-    with postgres.server() as url:
-        yield url
 
 
 def settings(url: str) -> Settings:
@@ -59,11 +50,11 @@ def dispatched(log: Path) -> list[tuple[int, int, int]]:
     return sorted((int(at), int(cost), int(pid)) for at, cost, pid in lines)
 
 
-def test_processes_share_one_capacity_and_what_a_killed_one_had_comes_back(store: str, tmp_path: Path) -> None:
+def test_processes_share_one_capacity_and_what_a_killed_one_had_comes_back(server: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
-    check(settings(store))
-    alive = [start(store, log, seed) for seed in range(3)]
+    check(settings(server))
+    alive = [start(server, log, seed) for seed in range(3)]
     try:
         until(lambda: len({pid for _, _, pid in dispatched(log)}) == 3, "all three send")
         alive[0].kill()
@@ -91,8 +82,8 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def test_the_driver_leases_as_its_workers_do(store: str) -> None:
-    pacer = capacity.in_driver(settings(store))
+def test_the_driver_leases_as_its_workers_do(server: str) -> None:
+    pacer = capacity.in_driver(settings(server))
     try:
         at_ns = [pacer.run(40, lambda at_ns: at_ns) for _ in range(30)]
     finally:

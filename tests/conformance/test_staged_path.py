@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,19 +29,10 @@ from headrace_spark.staged import StagedWriter
 from headrace_spark.transforms.dead_letters import DeadLetter
 from headrace_spark.transforms.records import Record, report
 from headrace_spark.writing import BatchWriter
-from tests.support import postgres
 from tests.unit.spark.fakes import AtOnce, Outbox, document, job, member, record
 
 _BATCH = Batch("q", 0)
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    if postgres.binaries() is None:
-        pytest.skip("no PostgreSQL server on this machine")
-    with postgres.server() as url:
-        yield url
 
 
 class Bench:

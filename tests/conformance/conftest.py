@@ -1,0 +1,18 @@
+"""What several suites need of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import postgres
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The URL of a PostgreSQL of this file's own."""
+    if postgres.binaries() is None:
+        pytest.skip("no PostgreSQL server on this machine")
+    with postgres.server() as url:
+        yield url
