@@ -16,30 +16,46 @@ import psycopg
 
 from headrace_capacity.postgres import PostgresStore
 from headrace_core.capacity.batcher import Batcher
+from headrace_core.capacity.errors import BatcherError
 from headrace_core.capacity.operation import Batch, Operation, Watcher
 from headrace_core.capacity.resources import SharedResource
 
-ROWS_PER_S, ROWS_A_REQUEST = 200, 10
+ROWS_PER_S, ROWS_A_REQUEST, ATTEMPTS = 200, 10, 5
 
 
 class Writer:
-    """Inserts one request of rows for each operation that was let through."""
+    """Inserts a request of rows for each operation that was let through; one that fails is charged, and tried again."""
 
     def __init__(self, url: str, requests: int) -> None:
         self.url, self.left = url, requests
+        self.batcher: Batcher | None = None
         self.guard, self.done = threading.Lock(), threading.Event()
         self.connections = threading.local()
 
     def insert(self, batch: Batch) -> None:
         """The callback: runs in a thread of the batcher, once for each batch that may be sent now."""
-        if not hasattr(self.connections, "own"):
-            self.connections.own = psycopg.connect(self.url, autocommit=True)
+        own = getattr(self.connections, "own", None)
+        if own is None or own.closed:
+            own = self.connections.own = psycopg.connect(self.url, autocommit=True)
+        for operation in batch:  # one: these operations are not batchable
+            with own.transaction(), own.cursor() as cursor:
+                cursor.executemany("INSERT INTO paced (value) VALUES (%s)", [(value,) for value in operation.payload])
+        self.finished(len(batch))
+
+    def failed(self, batch: Batch, error: BaseException) -> None:
+        """`on_error`: operations are not queued again by themselves."""
+        print(f"{batch[0].payload}: {error}", file=sys.stderr)
+        assert self.batcher is not None
         for operation in batch:
-            values = [(value,) for value in operation.payload]
-            with self.connections.own.cursor() as cursor:
-                cursor.executemany("INSERT INTO paced (value) VALUES (%s)", values)
+            try:
+                self.batcher.enqueue(operation)
+            except BatcherError as refused:  # TooManyAttempts: here a dead letter would be written
+                print(f"{operation.payload} given up: {refused}", file=sys.stderr)
+                self.finished(1)
+
+    def finished(self, requests: int) -> None:
         with self.guard:
-            self.left -= len(batch)
+            self.left -= requests
             if self.left == 0:
                 self.done.set()
 
@@ -50,10 +66,10 @@ def main(url: str, rows: int) -> None:
         connection.execute("CREATE TABLE IF NOT EXISTS paced (value int, sent timestamptz DEFAULT clock_timestamp())")
     requests = [range(first, min(first + ROWS_A_REQUEST, rows)) for first in range(0, rows, ROWS_A_REQUEST)]
     writer = Writer(url, len(requests))
-    watcher = Watcher(writer.insert, on_error=lambda _batch, error: print(error, file=sys.stderr))
+    watcher = Watcher(writer.insert, max_attempts=ATTEMPTS, on_error=writer.failed)
     # 20 partitions of 10 rows/s, dealt out among the processes that want them now
     resource = SharedResource(PostgresStore(url), name="paced", shared_capacity=ROWS_PER_S, factor=ROWS_A_REQUEST)
-    batcher = Batcher(resource, flush_interval_ms=25)
+    batcher = writer.batcher = Batcher(resource, flush_interval_ms=25)
     batcher.start()
     for request in requests:
         batcher.enqueue(Operation(watcher, len(request), request))  # waits while the buffer is full

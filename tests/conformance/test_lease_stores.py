@@ -263,12 +263,16 @@ def test_a_wrong_change_names_its_key_and_changes_nothing(make: Callable[..., Ca
 
 
 def test_an_increase_climbs_by_the_ramp(make: Callable[..., Callable[..., Owner]]) -> None:
-    first = make(ramp=RampSetting(10, SHORT_MS))("first")
+    first = make(ramp=RampSetting(10, LONG_MS))("first")
     first.store.configure(first.resource, shared_capacity=230)
-    assert first.sync(30).max_capacity == 230
+    reply = first.sync(30)
+    assert (reply.max_capacity, reply.shared_capacity, len(reply.grants)) == (230, 200, 20)
+    first.store.configure(first.resource, ramp=RampSetting(10, SHORT_MS))
     seen = {first.sync(30).shared_capacity}
     first.sync_until(lambda reply: (seen.add(reply.shared_capacity), reply.shared_capacity == 230)[1], 30)  # type: ignore[func-returns-value]
     assert {200, 210, 220, 230} >= seen
+    first.store.configure(first.resource, shared_capacity=100)
+    assert first.sync(30).shared_capacity == 100, "a decrease does not wait"
 
 
 def test_a_pause_reaches_every_owner(make: Callable[..., Callable[..., Owner]]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -16,21 +18,56 @@ EXAMPLE = REPOSITORY / "capacity" / "examples" / "paced_inserts.py"
 LIMIT = 200
 
 
-@pytest.mark.timeout(180)
-def test_three_processes_share_a_capacity_without_spark_or_kafka() -> None:
-    with server() as url:
-        running = [
-            subprocess.Popen([sys.executable, str(EXAMPLE), url, "300"], stderr=subprocess.PIPE) for _ in range(3)
-        ]
-        for process in running:
-            _, errors = process.communicate(timeout=150)
-            assert (process.returncode, errors) == (0, b"")
-        with psycopg.connect(url) as connection:
-            sent = connection.execute(
-                "SELECT (extract(epoch FROM sent) * 1e9)::bigint, 1 FROM paced ORDER BY sent"
-            ).fetchall()
-            values = connection.execute("SELECT count(*), count(DISTINCT value) FROM paced").fetchone()
+ENDED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname IS NOT NULL"
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with server() as running:
+        yield running
+
+
+def start(url: str, rows: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, str(EXAMPLE), url, str(rows)], stderr=subprocess.PIPE)
+
+
+def test_three_processes_share_a_capacity_without_spark_or_kafka(url: str) -> None:
+    running = [start(url, 300) for _ in range(3)]
+    for process in running:
+        _, errors = process.communicate(timeout=150)
+        assert (process.returncode, errors) == (0, b"")
+    with psycopg.connect(url) as connection:
+        sent = connection.execute(
+            "SELECT (extract(epoch FROM sent) * 1e9)::bigint, 1 FROM paced ORDER BY sent"
+        ).fetchall()
+        values = connection.execute("SELECT count(*), count(DISTINCT value) FROM paced").fetchone()
     assert values == (900, 300)
     assert sent[-1][0] - sent[0][0] > 3_000_000_000, "900 rows at 200 a second"
     # at arrival, not at dispatch: a request of ten rows may be late, and a second one then comes right after it
     assert highest(sent) < 2 * LIMIT
+
+
+def test_what_fails_is_tried_again_and_the_process_ends(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS paced")
+        process = start(url, 300)
+        ends = time.monotonic() + 60
+        while not _rows(connection):
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        connection.execute(ENDED)
+        _, errors = process.communicate(timeout=150)
+        assert process.returncode == 0, errors
+        assert b"range(" in errors, "an insert whose connection was ended is told"
+        assert b"given up" not in errors
+        assert _rows(connection) == 300
+
+
+def _rows(connection: psycopg.Connection[tuple[int]]) -> int:
+    """How many of the numbers are there; 0 before there is a table."""
+    if connection.execute("SELECT to_regclass('paced')").fetchone() == (None,):
+        return 0
+    found = connection.execute("SELECT count(DISTINCT value) FROM paced").fetchone()
+    assert found is not None
+    return found[0]

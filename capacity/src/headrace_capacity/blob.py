@@ -189,6 +189,8 @@ class AzureBlobStore:
         not granted again: it ends for the owner at its own earlier deadline."""
         name, wanted = config.resource, min(request.want, _count(config))
         with self._guard:
+            if request.seq != self._seq[name][1]:  # given up by its caller, and a later call has been here
+                return LeaseReply(stale=True)
             for claim in map(Claim._make, request.released):
                 self._give_back(name, claim.partition, claim.epoch)
             held = {claim.partition for claim in map(Claim._make, request.held)}

@@ -26,6 +26,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE: Final = re.compile(r"(?!hr_)[A-Za-z_][A-Za-z0-9_]{0,62}", re.IGNORECASE)
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+"""Hadoop takes `hdfs:/folder` for `hdfs:///folder`; as the name of a folder here it would be a local one."""
 _SERVERS: Final = re.compile(r"([A-Za-z_]+://)?([^\s,:/\[\]]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
 _MASTER: Final = re.compile(r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[\d+,\d+,\d+\]|yarn|(spark|k8s)://\S+")
 _FRACTIONS: Final = {"share": (0, 1), "max_corrupt_share": (0, 1), "expected_cost_per_record": (0, MOST)}
@@ -116,8 +118,8 @@ def _places(found: Settings) -> None:
     require(
         all(_SERVERS.fullmatch(one.strip()) for one in servers), "kafka", "must be host:port, or several with commas"
     )
-    folder = "must name a folder that is mounted here, not a URL"
-    require(found.checkpoint.strip() and "://" not in found.checkpoint, "checkpoint", folder)
+    folder = "must name a folder that is mounted here, not a URL (hdfs:, s3a: and the like are not taken)"
+    require(found.checkpoint.strip() and not _SCHEME.match(found.checkpoint), "checkpoint", folder)
     require(found.metrics_host.strip(), "metrics_host", "must name an address of this host")
 
 

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.requests import Request
 
 from headrace_api import openapi
 from headrace_api.capacity import CapacityHandler
@@ -28,27 +29,55 @@ def coordinator() -> Iterator[Coordinator]:
     running.stop()
 
 
-async def get(store: CoordinatorStore | None, path: str, registry: CollectorRegistry | None = None) -> httpx.Response:
+async def get(store: CoordinatorStore | None, path: str) -> httpx.Response:
     app = Starlette()
-    handler = CapacityHandler(None if store is None else store.status, registry or CollectorRegistry())
+    handler = CapacityHandler(None if store is None else store.status, CollectorRegistry())
     app.add_route("/v1/capacity/{name:path}", handler.answer, ["GET"])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
         return await client.get(path)
 
 
-async def test_it_tells_what_the_store_knows_and_shows_it_as_metrics(coordinator: Coordinator) -> None:
-    store, registry = CoordinatorStore(coordinator.address, "t"), CollectorRegistry()
+async def test_it_tells_what_the_store_knows(coordinator: Coordinator) -> None:
+    store = CoordinatorStore(coordinator.address, "t")
     store.provision(ResourceConfig(resource="main db", shared_capacity=100, factor=10))
     store.sync(LeaseRequest(resource="main db", owner="w", seq=1, want=4, used=33, pause_ms=60_000), 10_000)
-    answer = await get(store, "/v1/capacity/main%20db", registry)
+    answer = await get(store, "/v1/capacity/main%20db")
     body: dict[str, Any] = answer.json()
     assert (answer.status_code, body["granted"], body["free"], body["used"], body["factor"]) == (200, 40, 60, 33, 1.0)
     assert body["owners"] == [
         {"owner": "w", "want": 4, "share": 4, "partitions": 4, "granted": 40, "used": 33, "reserve": False}
     ]
-    sample = {"resource": "main db"}
-    assert registry.get_sample_value("headrace_capacity_granted", {**sample, "dimension": ""}) == 40
-    assert 0 < (registry.get_sample_value("headrace_capacity_pause_ms", sample) or 0) <= 60_000
+    store.close()
+
+
+async def test_metrics_are_as_the_store_knows_it_at_the_scrape(coordinator: Coordinator) -> None:
+    """Of what the settings name, of what was asked for before, and never old numbers."""
+    store, registry = CoordinatorStore(coordinator.address, "t"), CollectorRegistry()
+    for name in ("main db", "other"):
+        store.provision(ResourceConfig(resource=name, shared_capacity=100, factor=10))
+    handler = CapacityHandler(store.status, registry, ["main db"])
+
+    def shown(name: str, resource: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"headrace_capacity_{name}", {"resource": resource, **labels})
+
+    await handler.refresh()
+    assert (shown("granted", "main db", dimension=""), shown("waiting", "other")) == (0, None)
+    store.sync(LeaseRequest(resource="main db", owner="w", seq=1, want=14, used=33, pause_ms=60_000), 10_000)
+    scope = {"type": "http", "method": "GET", "path": "/v1/capacity/other", "headers": []}
+    assert (await handler.answer(Request(scope))).status_code == 200
+    await handler.refresh()
+    found = [shown(name, "main db", dimension="") for name in ("shared_capacity", "granted", "used")]
+    assert found == [100, 100, 33]
+    assert [shown(name, "main db") for name in ("waiting", "factor", "owners", "up")] == [4, 1.0, 1, 1]
+    assert 0 < (shown("pause_ms", "main db") or 0) <= 60_000
+    assert shown("granted", "other", dimension="") == 0
+    coordinator.stop()
+    await handler.refresh()
+    assert (shown("granted", "main db", dimension=""), shown("owners", "main db"), shown("up", "main db")) == (
+        None,
+        None,
+        0,
+    )
     store.close()
 
 
@@ -58,12 +87,14 @@ async def test_the_api_answers_it_as_its_document_says(tmp_path: Path) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(given.app), base_url="http://api") as client:
         answer = await client.get("/v1/capacity/database")
         missing = await client.get("/v1/capacity/other")
+        metrics = await client.get("/metrics")
         refused = await client.put("/v1/capacity/database")
     for body in (answer.json(), openapi.CAPACITY_EXAMPLE):
         jsonschema.validate(body, openapi.SCHEMAS["Capacity"])
     assert (answer.status_code, answer.json()["granted"], answer.json()["free"]) == (200, 400, 100)
     assert (missing.status_code, missing.json()["type"]) == (404, "urn:headrace:capacity:unknown_resource")
     assert refused.status_code == 405
+    assert 'headrace_capacity_used{dimension="",resource="database"} 387.0' in metrics.text
 
 
 def test_the_settings_of_the_lease_store_are_checked(tmp_path: Path) -> None:

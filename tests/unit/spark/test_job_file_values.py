@@ -30,7 +30,7 @@ HTTP = {"sink": "http://host/_bulk"}
 WRONG: dict[str, list[Any]] = {
     "job": ["", "a b", "a" * 101, "../a"],
     "kafka": ["", "host", "host:port", "a:1,,b:2", "http://a:1/x"],
-    "checkpoint": ["", " ", "s3a://bucket/checkpoint", "hdfs:///checkpoint"],
+    "checkpoint": ["", " ", "s3a://bucket/checkpoint", "hdfs:///checkpoint", "hdfs:/checkpoint", "file:/c"],
     "sink": ["", "mysql://h/d", "sqlite:///", "postgresql://u:Waldkauz@[::1/d", "call:json", "http://", "delta:table"],
     "state_dsn": ["", "s.db", "sqlite:///", "postgresql://u:Waldkauz@[::1/d"],
     "capacity": [0, -1, FAR],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace import services, topics
+from headrace import leasing, services, topics
 from headrace.endpoints import ARCHIVE, WRITER, Job
 from headrace.services import Service, Setup
 from headrace_api.settings import Settings as ApiSettings
@@ -52,7 +52,7 @@ def test_the_api_understands_its_environment(setup: Setup, monkeypatch: pytest.M
     read = ApiSettings()
     assert (read.kafka, read.prefix, read.http_port) == (setup.kafka, "p.", setup.ports["api"])
     assert (read.data_dir, read.roots) == (setup.home / "api", {"te": "main-dev"})
-    assert read.capacity_store == setup.lease_store
+    assert (read.capacity_store, read.capacity_resources) == (setup.lease_store, [leasing.RESOURCE])
 
 
 @pytest.mark.parametrize("job", [WRITER, ARCHIVE], ids=lambda job: job.name)

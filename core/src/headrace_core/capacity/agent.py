@@ -43,6 +43,7 @@ class LeaseAgent:
         self._asked: tuple[int, int] = (0, 0)
         self._released: dict[tuple[int, int], int | None] = {}
         self._asked_pause_ms: int | None = None
+        self._told_throttled = 0.0
         self._pause_until_ms = 0
         self._config_version: int | None = None
         self._effective: Any = None
@@ -82,6 +83,7 @@ class LeaseAgent:
             self._released[pair] = self._seq if first is None else first
         spent = self._hand_over(now_ms) if resource.config.handover == "inherit" else ()
         self._asked = self._need()
+        self._told_throttled, resource.throttled_share = resource.throttled_share, 0.0
         self._asked_pause_ms = resource.pause_wanted_until_ms
         self._pause_until_ms = max(self._pause_until_ms, self._asked_pause_ms or 0)
         return LeaseRequest(
@@ -97,7 +99,7 @@ class LeaseAgent:
             reserve_held=resource.wants_reserve and resource.has_reserve,
             used=amount(resource.used_units),
             pause_ms=max(0, (self._asked_pause_ms or 0) - now_ms),
-            throttled=resource.throttled_share,
+            throttled=self._told_throttled,
             config_version=self._config_version or 0,
             inherits=resource.config.handover == "inherit",
             spent=spent,
@@ -108,6 +110,7 @@ class LeaseAgent:
         if seq != self._in_flight:
             return
         self._in_flight = None
+        self._resource.throttled_share = max(self._resource.throttled_share, self._told_throttled)
         if not self._lost:
             self._lost = True
             self._resource.log.emit("store-lost")
@@ -128,7 +131,9 @@ class LeaseAgent:
         self._found(deadline_ms)
         self._settle_asked()
         self._learn(reply)
-        for pair in self._resource.drop((p, e) for p, e in reply.drop):
+        dropped = [(partition, epoch) for partition, epoch in reply.drop]
+        self._resource.drop(dropped)
+        for pair in dropped:  # also what only a lost reply granted: nobody uses it, and the store waits for the word
             self._released[pair] = None
         self._take_over(reply, now_ms)
         self._resource.accept(reply.grants, deadline_ms)
@@ -190,7 +195,6 @@ class LeaseAgent:
     def _settle_asked(self) -> None:
         if self._resource.pause_wanted_until_ms == self._asked_pause_ms:
             self._resource.pause_wanted_until_ms = None
-        self._resource.throttled_share = 0.0
 
     def _learn(self, reply: LeaseReply) -> None:
         """Capacities, the adaptive factor and the version of the configuration."""

@@ -57,7 +57,8 @@ class LeaseClient:
             self._resource.give_back(self._now_ms())
             self._ending = True
         self._wake.set()
-        self._thread.join(2 * self._lease.call_timeout_ms / 1000)
+        if self._thread.ident is not None:  # else the batcher's start failed: nothing was ever asked for
+            self._thread.join(2 * self._lease.call_timeout_ms / 1000)
 
     def _run(self) -> None:
         while not self._ending:

@@ -48,6 +48,7 @@ def sync(state: LeaseState, request: LeaseRequest, now_ms: int) -> tuple[LeaseSt
     if known is not None and request.seq <= known.seq:
         return state, LeaseReply(stale=True, config_version=state.config_version)
     exchange.note(request, known)
+    exchange.hear(request)
     exchange.release(request)
     drop, kept = exchange.claim(request)
     share = exchange.shares()[request.owner]
@@ -153,6 +154,12 @@ class _Exchange:
         self.factor = min(WHOLE, self.factor + quiet * FACTOR_RISE)
         self.quiet_since_ms += quiet * SECOND_MS
 
+    def hear(self, request: LeaseRequest) -> None:
+        """Epochs never fall, also not below what a store without memory hears of (capacity.md 13.6, 16)."""
+        heard = max((epoch for _, epoch in (*request.held, *request.released)), default=0)
+        if heard > self.last_epoch:
+            self.last_epoch = ((heard >> 32) + 1) << 32
+
     def release(self, request: LeaseRequest) -> None:
         """Step 3, `released`."""
         for claim in map(Claim._make, request.released):
@@ -185,10 +192,8 @@ class _Exchange:
         return self.learning and 0 <= claim.partition < MAX_PARTITIONS
 
     def _learn(self, claim: Claim, owner: str) -> None:
-        """Believe a claim after a restart; later epochs are above its generation."""
+        """Believe a claim after a restart."""
         self.partitions[claim.partition] = Partition(claim.epoch, owner, self.now_ms + self.config.ttl_ms)
-        if claim.epoch > self.last_epoch:
-            self.last_epoch = ((claim.epoch >> 32) + 1) << 32
 
     def shares(self) -> dict[str, int]:
         """The shares of all owners, in turn; heads and turns are followed on the way."""

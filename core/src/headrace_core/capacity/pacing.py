@@ -138,12 +138,14 @@ class FreePacing:
 
 
 class SlicePacing(FreePacing):
-    """`trunc(capacity / 1000 x flush_interval_ms)` in double precision; the one that crosses it is taken whole."""
+    """`trunc(capacity / 1000 x flush_interval_ms)` in double precision; the one that crosses it is taken whole. The
+    ledger limits nothing here: it only says what was used."""
 
     def __init__(self, flush_interval_ms: int) -> None:
         self._flush_interval_ms = flush_interval_ms
         self._slice = 0
         self._taken = 0
+        self._ledger = Ledger()
 
     def begin(self, now_ms: int, capacity: Units) -> None:  # noqa: ARG002
         self._slice = int(capacity.get(PLAIN, 0) / 1000 * self._flush_interval_ms)
@@ -154,3 +156,19 @@ class SlicePacing(FreePacing):
 
     def take(self, cost: Units) -> None:
         self._taken += cost.get(PLAIN, 0)
+
+    def raised(self, seq: int, cost: Units) -> None:
+        self._ledger.put_pending(seq, cost)
+
+    def enter(self, seq: int, now_ns: int, capacity: Units) -> bool:  # noqa: ARG002
+        self._ledger.enter(self._ledger.drop_pending(seq), now_ns)
+        return True
+
+    def withdraw(self, seq: int) -> None:
+        self._ledger.drop_pending(seq)
+
+    def settle(self, extra: Units, now_ns: int) -> None:
+        self._ledger.enter(extra, now_ns)
+
+    def used(self, now_ns: int) -> dict[str, int]:
+        return self._ledger.used(now_ns)

@@ -177,10 +177,11 @@ class SharedResource(Resource):
         self.store = store
         self.lease = lease or LeaseConfig()
         self.guard: AbstractContextManager[Any] = nullcontext()
-        self._shared = self.config.shared_units
+        self._shared = self._effective = self.config.shared_units
         self._reserve = self.config.reserve_units
         self._lease_reserve = lease_reserve
         self._reserve_until_ms: int | None = None
+        self._denied = False
         self._held: list[Held] = []
         self._reported: dict[str, int] | None = None
         self._need: Units = {}
@@ -247,8 +248,9 @@ class SharedResource(Resource):
     def request(self, cost: Amount, head: Amount = 0) -> None:
         """Units per second wanted, and of the operation that waits at the head. Takes effect at the next exchange."""
         cost_units, head_units = units(cost, "cost"), units(head, "head")
-        above = {name: max(0, value - self._reserve.get(name, 0)) for name, value in cost_units.items()}
-        head_above = {name: max(0, value - self._reserve.get(name, 0)) for name, value in head_units.items()}
+        reserve: Units = {} if self._denied else self._reserve  # an instance without a slot has no reserve
+        above = {name: max(0, value - reserve.get(name, 0)) for name, value in cost_units.items()}
+        head_above = {name: max(0, value - reserve.get(name, 0)) for name, value in head_units.items()}
         self._need = {n: max(above.get(n, 0), head_above.get(n, 0)) for n in above.keys() | head_above.keys()}
         self._head = head_above
         self._count_wanted()
@@ -275,7 +277,8 @@ class SharedResource(Resource):
             held.epoch, held.worth, held.deadline_ms = epoch, units(worth, "worth"), deadline_ms
 
     def hold_reserve(self, until_ms: int | None) -> None:
-        """The reserve slot is leased until then; None: denied."""
+        """The reserve slot is leased until then; None: denied. Then all that is needed is wanted in partitions."""
+        self._denied = until_ms is None and self.wants_reserve
         if until_ms is None and self.wants_reserve and self._reserve_until_ms is None:
             self.log.emit("reserve-denied")
         self._reserve_until_ms = until_ms
@@ -314,7 +317,7 @@ class SharedResource(Resource):
         """
         shared = effective if most is None else {n: v - self._reserve.get(n, 0) for n, v in most.items()}
         partition_count(self.config, shared)
-        self._shared = dict(shared)
+        self._shared, self._effective = dict(shared), dict(effective)
         for held in self._held:
             held.worth = partition_worth(self.config, effective, held.partition)
         self._count_wanted()
@@ -324,8 +327,9 @@ class SharedResource(Resource):
         self._reserve = {name: reserve.get(name, 0) for name in self._shared}
 
     def set_shared_capacity(self, capacity: Amount) -> InForce:
-        """New shared capacity, through the store. Raises PartitionsOutOfRange, CapacityConfig, ImproperOrder before
-        start, and what the store raises; then nothing changed."""
+        """New shared capacity, through the store; where there is a ramp, what is above the capacity of now comes with
+        the store's replies. Raises PartitionsOutOfRange, CapacityConfig, ImproperOrder before start, and what the store
+        raises; then nothing changed."""
         shared = self._same_dimensions("shared_capacity", capacity)
         self.config.check_total(shared, self._reserve)
         count = partition_count(self.config, shared)
@@ -333,7 +337,7 @@ class SharedResource(Resource):
         version = self.store.configure(self.config.name, shared_capacity=amount(shared))
         with self.guard:
             self.log.emit("provision-done", count)
-            self.learn(shared)
+            self.learn(self._at_once(shared), {name: n + self._reserve.get(name, 0) for name, n in shared.items()})
             self.report_capacity(always=True)
         return InForce(self.store, self.config.name, version)
 
@@ -346,6 +350,12 @@ class SharedResource(Resource):
             self._reserve = reserve
             self.report_capacity(always=True)
         return InForce(self.store, self.config.name, version)
+
+    def _at_once(self, shared: Units) -> Units:
+        """What of a new shared capacity is effective before the store says so (capacity.md 15)."""
+        if self.config.ramp is None:
+            return shared
+        return {name: min(n, self._effective[name]) for name, n in shared.items()}
 
     def _same_dimensions(self, field: str, capacity: Amount) -> dict[str, int]:
         if not self.started:

@@ -144,6 +144,7 @@ def api(setup: Setup) -> Service:
         "REGISTRATION": "{}",
         "CAPACITY_STORE": setup.lease_store,
         "CAPACITY_TOKEN_FILE": str(leasing.token_file(setup.home)),
+        "CAPACITY_RESOURCES": json.dumps([leasing.RESOURCE]),
     }
     return _python("api", setup, ["-m", "headrace_api"], "HEADRACE_API_", values)
 

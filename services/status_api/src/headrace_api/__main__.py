@@ -90,7 +90,7 @@ def application(settings: Settings, parts: Parts) -> tuple[ASGIApp, Calls]:
         parts.config, reader, lambda: parts.replica.progress, parts.moved, writer, source, parts.metrics
     )  # fmt: skip
     situation = Situation(lambda: parts.replica.progress, lambda: parts.events.progress, parts.mailbox)
-    capacity = CapacityHandler(settings.lease_status(), parts.metrics.registry)
+    capacity = CapacityHandler(settings.lease_status(), parts.metrics.registry, settings.capacity_resources)
     return app.build(app.Handlers(calls, reader, situation, capacity, parts.metrics), parts.metrics), calls
 
 

@@ -86,6 +86,7 @@ class Handlers:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
+        await self.capacity.refresh()
         media = "text/plain; version=0.0.4; charset=utf-8"
         return await self._sent(request, Encoded(200, NO_STORE, media, generate_latest(self._metrics.registry)))
 

@@ -1,13 +1,14 @@
 """`GET /v1/capacity/{resource}`: what a lease store knows of a shared capacity (capacity.md 19).
 
 The store is asked anew by each request, in a thread; it is not on the way of any other answer. The same numbers are
-Prometheus metrics, of the last answer that the store gave to this API.
+Prometheus metrics `headrace_capacity_*`: at each scrape the store is asked for the resources that the settings name,
+and for those that it was asked for before. What is not answered in time has no numbers then, rather than old ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +25,8 @@ from headrace_core.capacity.protocol import Capacity, StoreStatus, by_dimension
 
 PREFIX = "/v1/capacity/"
 THREADS = 2
+SCRAPE_S = 3.0
+"""How long a scrape waits for the store."""
 GAUGES = {
     "shared_capacity": "Shared capacity in force, units per second",
     "granted": "Granted to owners, units per second",
@@ -38,10 +41,17 @@ PLAIN = {
 
 
 class CapacityHandler:
-    """`status` asks the store. Without one (`None`) every resource is unknown here."""
+    """`status` asks the store. Without one (`None`) every resource is unknown here. `resources`: those that metrics
+    show from the start."""
 
-    def __init__(self, status: Callable[[str], StoreStatus] | None, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        status: Callable[[str], StoreStatus] | None,
+        registry: CollectorRegistry,
+        resources: Iterable[str] = (),
+    ) -> None:
         self._status = status
+        self._watched = set(resources)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="capacity")
         labels = ["resource", "dimension"]
         self._gauges = {
@@ -50,6 +60,7 @@ class CapacityHandler:
         self._plain = {
             n: Gauge(f"headrace_capacity_{n}", text, ["resource"], registry=registry) for n, text in PLAIN.items()
         }
+        self._up = Gauge("headrace_capacity_up", "1 = the lease store told of it", ["resource"], registry=registry)
 
     async def answer(self, request: Request) -> Response:
         """200 with the status, 404 for a resource that is not known, 503 while the store does not answer."""
@@ -63,8 +74,25 @@ class CapacityHandler:
             return _problem(404, "unknown_resource", f"the lease store knows no resource {name!r}", path)
         except LeaseStoreUnavailable as error:
             return _problem(503, "lease_store_unavailable", str(error), path)
-        self._show(found)
+        self._watched.add(found.resource)
         return Response(msgspec.json.encode(document(found)), 200, {"Cache-Control": "no-store"}, "application/json")
+
+    async def refresh(self) -> None:
+        """Before a scrape: the numbers of all resources that are watched, as the store knows them now."""
+        if self._status is None or not self._watched:
+            return
+        loop = asyncio.get_running_loop()
+        asked = {name: loop.run_in_executor(self._threads, self._status, name) for name in sorted(self._watched)}
+        await asyncio.wait(asked.values(), timeout=SCRAPE_S)
+        for name, answer in asked.items():
+            known = answer.done() and answer.exception() is None
+            self._up.labels(name).set(known)
+            if known:
+                self._show(answer.result())
+                continue
+            answer.cancel()
+            for gauge in (*self._gauges.values(), *self._plain.values()):
+                gauge.remove_by_labels({"resource": name})
 
     def _show(self, found: StoreStatus) -> None:
         for name, gauge in self._gauges.items():

@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     """Address of the lease store for `/v1/capacity` (`headrace_capacity.stores`); empty: none."""
     capacity_token_file: Path | None = None
     """File with the token of a coordinator."""
+    capacity_resources: list[str] = []
+    """Resources that the metrics `headrace_capacity_*` show, also before anybody asked for them."""
 
     @property
     def database(self) -> Path:

@@ -197,6 +197,16 @@ def test_a_charge_above_the_estimate_is_spent_at_once_and_a_lower_one_is_not_giv
     assert core.used(1120 * NS_PER_MS) == 0
 
 
+def test_slice_pacing_tells_what_was_used_although_it_limits_nothing_by_it() -> None:
+    core = started(ProvisionedResource(50), pacing="slice")
+    for number in range(3):
+        core.enqueue(Operation(watcher(), 50, number), 0)
+    step = core.step(100)
+    (batch,) = enter_all(core, step, 100)
+    core.settle(batch, batch[0], 70, 100 * NS_PER_MS)
+    assert (core.used(1099 * NS_PER_MS), core.used(1100 * NS_PER_MS)) == (70, 0)
+
+
 def test_a_pause_for_the_whole_resource_is_asked_of_it() -> None:
     resource = shared()
     core = started(resource)

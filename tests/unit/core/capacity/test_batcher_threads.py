@@ -225,6 +225,15 @@ def test_slice_pacing_warns() -> None:
         Batcher(pacing="slice")
 
 
+@pytest.mark.filterwarnings("ignore:slice pacing")
+def test_a_batcher_whose_start_was_refused_can_be_stopped() -> None:
+    shared = SharedResource(WatchedStore(), shared_capacity={"rows": 10, "bytes": 10}, partitions=2, lease=FAST)
+    batcher = Batcher(shared, pacing="slice")
+    with pytest.raises(CapacityConfig, match="one dimension"):
+        batcher.start()
+    assert batcher.stop(0) == []
+
+
 def test_a_shared_resource_leases_what_is_wanted_and_gives_it_back() -> None:
     sink, store = Sink(), WatchedStore()
     shared = SharedResource(store, shared_capacity=4000, factor=1000, lease=FAST)

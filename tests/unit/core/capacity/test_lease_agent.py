@@ -155,3 +155,59 @@ def test_two_dimensions_want_as_much_as_the_tighter_one() -> None:
     assert owner.resource.wanted == 4
     owner.exchange(0)
     assert owner.resource.capacity == {"rows": 40, "bytes": 400}
+
+
+def test_what_only_a_lost_reply_granted_is_given_back_when_the_store_asks_for_it() -> None:
+    """Else it would lie idle until it expires, although nobody uses it."""
+    owner = Owner()
+    owner.resource.request(4000)
+    lost = owner.agent.begin(0)
+    owner.store.sync(lost)
+    owner.agent.failed(lost.seq, 100)
+    owner.store.sync(LeaseRequest(resource="default", owner="rival", seq=1, want=4))
+    owner.exchange(1000)
+    assert len(owner.resource.held()) == 2
+    assert owner.agent.next_call_ms(1000) == 1100
+    assert [claim.partition for claim in owner.exchange(1100).released] == [3, 2]
+
+
+def test_refused_requests_that_are_told_during_a_call_go_with_the_next_one() -> None:
+    owner = Owner()
+    owner.resource.throttled(0.2)
+    first = owner.agent.begin(0)
+    owner.resource.throttled(0.1)
+    owner.agent.receive(first.seq, owner.store.sync(first), 10)
+    lost = owner.agent.begin(1000)
+    owner.agent.failed(lost.seq, 3000)
+    assert (first.throttled, lost.throttled) == (0.2, 0.1)
+    assert [owner.exchange(at_ms).throttled for at_ms in (3000, 4000)] == [0.1, 0.0]
+
+
+def test_an_instance_without_a_slot_wants_partitions_for_all_that_it_needs() -> None:
+    """It has no reserve: a need below the reserve would otherwise wait for ever."""
+    owner = Owner(reserved_capacity=300, max_instances=1)
+    owner.resource.request(200)
+    assert owner.resource.wanted == 0
+    owner.store.sync(LeaseRequest(resource="default", owner="rival", seq=1, reserve=True))
+    owner.exchange(0)
+    owner.resource.request(200)
+    owner.exchange(100)
+    assert (owner.resource.wanted, owner.resource.capacity) == (1, 1000)
+    owner.exchange(7000)
+    owner.resource.request(200)
+    assert owner.resource.wanted == 0, "its turn at the reserve has come"
+
+
+def test_a_new_capacity_does_not_jump_where_there_is_a_ramp() -> None:
+    owner = Owner(shared_capacity=1500, ramp=(100, 1000))
+    owner.resource.request(2000)
+    owner.exchange(0)
+    assert owner.resource.capacity == 1500
+    owner.resource.set_shared_capacity(2000)
+    assert (owner.resource.capacity, owner.resource.max_capacity) == (1500, 2000)
+    owner.exchange(999)
+    assert owner.resource.capacity == 1500
+    owner.exchange(1000)
+    assert owner.resource.capacity == 1600
+    owner.resource.set_shared_capacity(1200)
+    assert owner.resource.capacity == 1200, "a decrease is immediate"

@@ -57,6 +57,14 @@ def test_epochs_begin_above_the_generation_and_go_on_above_any_that_is_heard_of(
     assert world.call("B", 1, at=7_000).grants[0].epoch == (10 << 32) + 1
 
 
+def test_epochs_stay_above_those_of_owners_that_a_store_without_a_learning_time_hears_of() -> None:
+    """A coordinator that was called cold although an owner was left, and whose wall clock had been set back."""
+    world = World()
+    stale = Claim(0, (9 << 32) + 5)
+    reply = world.call("A", 1, at=0, held=(stale,))
+    assert (reply.drop, reply.grants[0].epoch) == ((stale,), (10 << 32) + 1)
+
+
 def test_a_stale_answer_names_the_version_of_the_configuration() -> None:
     world = World()
     world.call("A", 1, at=0, seq=5)
