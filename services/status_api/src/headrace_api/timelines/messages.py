@@ -126,7 +126,7 @@ async def item_result(
     }
     try:
         op = item.get("op") if isinstance(item, dict) else None
-        if op not in allowed:
+        if not isinstance(op, str) or op not in allowed:
             raise bad_request(f"op: one of {', '.join(allowed)}")
         found = members(item, ("op", "request_id", *allowed[op]))
         del found["op"]
