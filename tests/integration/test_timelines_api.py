@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
+from headrace.cli import app
 from tests.support.api_process import NOTHING, Answer, StatusApi
 from tests.support.streams_worker import StreamsWorker, until
 
@@ -107,3 +109,17 @@ def test_a_timeline_over_http_loses_nothing_when_its_worker_is_killed(service: S
     assert service.ask("GET", "/counts").body == {"total": 0}
     assert service.api.terminate() == 0
     assert service.worker.terminate() == 0
+    verified_and_dumped(service.worker)
+
+
+def verified_and_dumped(worker: StreamsWorker) -> None:
+    """`headrace state` knows a timeline without being told its settings."""
+    where = ["--kafka", worker.kafka, "--prefix", worker.prefix]
+    equal = CliRunner().invoke(app, ["state", "verify", "timeline.jobs", *where, "--data-dir", str(worker.data_dir)])
+    assert equal.exit_code == 0, equal.output
+    assert [" equal: " in line for line in equal.stdout.splitlines()] == [True, True]
+    dumped = CliRunner().invoke(app, ["state", "dump", "timeline.jobs", "--json", *where])
+    items = [json.loads(line) for line in dumped.stdout.splitlines() if "family" in line]
+    assert not any("problem" in item for item in items)
+    deleted = {item["key"]["id"]: item["value"]["deleted_by"] for item in items if item["family"] == "message"}
+    assert deleted == {"bill/7": "billing", "job": "w1", "late": "w1"}
