@@ -165,7 +165,12 @@ def _verify(log: Log, stage: str, partition: int | None, data_dir: Path) -> subp
     if partition is not None:
         command += ["--partition", str(partition)]
     values = {"KAFKA": log.kafka, "PREFIX": log.prefix, "DATA_DIR": str(data_dir)}
-    env = {"HEADRACE_STREAMS_STAGES": stage} | _of_timeline(stage) | os.environ | {f"HEADRACE_STREAMS_{k}": v for k, v in values.items()}
+    env = (
+        {"HEADRACE_STREAMS_STAGES": stage}
+        | _of_timeline(stage)
+        | os.environ
+        | {f"HEADRACE_STREAMS_{k}": v for k, v in values.items()}
+    )
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
