@@ -288,7 +288,7 @@ class Model:
         if version is not None and version != m.version:
             raise No("VERSION_MISMATCH", version=m.version)
         if self.status(m) != "available":
-            raise No("NOT_AVAILABLE", status=self.status(m))
+            raise No("NOT_AVAILABLE", status=self.status(m), timestamp=m.timestamp)
         if m.deliveries >= self.s.max_deliveries > 0:
             raise No("DELIVERIES_EXHAUSTED")
         self.lease_length(time)
@@ -546,7 +546,7 @@ class Model:
 
 
 CHANGES = ("create", "move", "cancel", "lease", "poll", "extend", "release", "complete", "give_back")
-FREE = ("detail", "limit", "leases", "waiter", "headers", "due_at", "bucket")
+FREE = ("detail", "limit", "leases", "waiter", "headers", "due_at", "bucket", "body", "body_omitted")
 """Members that the model does not say; `get` says the last two."""
 
 IDS = st.sampled_from(["a", "b", "c", "d", "é", "~", "\U0001f600"])

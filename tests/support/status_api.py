@@ -24,6 +24,7 @@ from headrace_api.progress import PartitionProgress, Progress
 from headrace_api.reading import Reader
 from headrace_api.replica import Replica
 from headrace_api.situation import Situation
+from headrace_api.timelines.handler import TimelineHandler
 from headrace_api.wakeup import Wakeup
 from headrace_api.writing import NoAnswer, NotSent, Reply, Writer
 from headrace_core.capacity.memory_store import MemoryStore
@@ -31,7 +32,9 @@ from headrace_core.capacity.protocol import ResourceConfig
 from headrace_core.partitioner import partition_of
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.stage import Emission, Record
+from headrace_core.timeline.settings import Settings as TimelineSettings
 from tests.support.changelog import Owner, changes, message
+from tests.support.timeline_log import TimelineLog
 
 PARTITIONS = 3
 LONG_S = 10_000.0
@@ -104,7 +107,9 @@ class Fixture:
         self.leases = MemoryStore(lambda: self.now)
         self.leases.provision(ResourceConfig(resource="database", shared_capacity=500, factor=10))
         capacity = CapacityHandler(self.leases.status, self.metrics.registry)
-        handlers = app.Handlers(self.calls, reader, situation, capacity, self.metrics)
+        self.log_of_timelines = TimelineLog(jobs=TimelineSettings(partitions=2, bucket_count=8))
+        self.timelines = TimelineHandler(self.log_of_timelines, self.metrics)
+        handlers = app.Handlers(self.calls, reader, situation, capacity, self.timelines, self.metrics)
         self.app: ASGIApp = app.build(handlers, self.metrics)
 
     def feed(self, at: int, topic: str, payload: Any) -> None:

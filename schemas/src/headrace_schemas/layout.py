@@ -67,7 +67,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All keys that begin with one byte."""
+    """All keys that begin with one byte, or with a few."""
 
     name: str
     summary: str
@@ -76,10 +76,9 @@ class Family:
     records: tuple[Record, ...] = field(default=())
 
 
-def read_key(family: Family, raw: bytes) -> dict[str, Any]:
-    """The parts of a key by name. Raises Unfit."""
+def read_key(family: Family, raw: bytes, at: int = 1) -> dict[str, Any]:
+    """The parts of a key by name, behind the `at` bytes that name the family. Raises Unfit."""
     found: dict[str, Any] = {}
-    at = 1
     for part in family.key:
         found[part.name], at = part.code.read(raw, at)
     if at != len(raw):
@@ -153,7 +152,16 @@ def _pair(raw: bytes) -> dict[str, int]:
     return {"offset": RISING.read(raw, 0)[0], "index": RISING.read(raw, 8)[0]}
 
 
+def _object(raw: bytes) -> dict[str, Any]:
+    found = _unpack(raw)
+    if not isinstance(found, dict):
+        raise Unfit("an object expected")
+    return found
+
+
 NOTHING = Shape("empty", _nothing)
+PLAIN = Shape("bytes", lambda raw: raw)
+OBJECT = Shape("MessagePack: object", _object)
 SIGNED = Shape("8 bytes, signed", _whole(signed=True))
 COUNT = Shape("8 bytes, unsigned", _whole(signed=False))
 JSON = Shape("JSON", _json)

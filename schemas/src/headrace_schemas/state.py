@@ -132,6 +132,65 @@ PAGE = Record("page", (_text("source", "root/topic-id"), _array("members", "16 o
 IDENTITY = Record(
     "identity", (_text("source", "root/topic-id"), _whole("event_ms", "event time"), _text("type", "type")), many=True
 )
+TIMELINE_MESSAGE = Record(
+    "timeline_message",
+    (
+        _whole("timestamp", "where it stands"),
+        _text("group", "owner"),
+        _whole("bucket", "of its id"),
+        _whole("created_at", "NOW at its creation"),
+        _whole("version", "1 at its creation, and 1 more at each change"),
+        _optional("lock", "consumer of the last lease"),
+        _whole("lease_version", "version of the present grant; 0: none"),
+        _whole("due_at", "timestamp before that grant"),
+        _whole("deliveries", "grants so far"),
+        _optional("headers", "object of texts", dict),
+        _whole("parked_at", "NOW at its parking; -1: not parked"),
+        _whole("parking", "number of its parking"),
+        _whole("deleted_at", "NOW at its deletion; -1: not deleted"),
+        _optional("deleted_by", "group or consumer"),
+        Member("completed", "deleted by the holder", (YES_NO,)),
+        _optional("source", "partition and offset of a time buffer's record", LIST),
+    ),
+)
+REMEMBERED = Record(
+    "remembered",
+    (
+        _whole("at_ms", "NOW of the first request"),
+        Member("fingerprint", "of operation and arguments, 16 bytes", (BYTES,)),
+        Member("answer", "MessagePack", (BYTES,)),
+        _whole("waiter", "number of the poll that still waits; 0: none"),
+    ),
+)
+WAITER = Record(
+    "waiter",
+    (
+        _text("consumer", "who asks"),
+        _whole("lease_ms", "from the grant on"),
+        _whole("limit", "most messages"),
+        _whole("end_ms", "NOW at which it ends"),
+        _optional("buckets", "only these", LIST),
+        _optional("request_id", "of the poll"),
+        Member("reply", "where it is answered, MessagePack; empty: nowhere", (BYTES,)),
+    ),
+)
+TIMELINE_CLOCK = Record(
+    "timeline_clock",
+    (
+        _whole("now_ms", "NOW"),
+        Member("degraded", "clocks are too far apart", (YES_NO,)),
+        Member("frozen", "every change is refused", (YES_NO,)),
+        Member("buffers", "has had records of a time buffer", (YES_NO,)),
+        _whole("sequence", "numbers given out"),
+        _whole("waiting", "waiting polls"),
+        _whole("buffered", "records of a time buffer"),
+        _whole("live", "messages that are neither parked nor deleted"),
+        _whole("parked", "parked messages"),
+        _whole("tombstones", "deleted ones that are remembered"),
+        _whole("repairs", "index keys without a message that were removed"),
+    ),
+)
+SUBSCRIPTION = Record("subscription", (_text("token", "of the consumer"), _whole("at_ms", "NOW of its last sign")))
 
 ROOT, TOPIC_ID = Part("root", at.ENDED), Part("topic_id", at.ENDED)
 NAME = Part("name", at.REST)
@@ -179,8 +238,43 @@ STATE: dict[str, dict[str, Family]] = {
         "r": Family("seen", "highest id seen of each input", (Part("input", at.REST),), at.PLACE),
         "n": Family("counter", "counters", (NAME,), at.COUNT),
     },
+    "timeline": {
+        "m": Family(
+            "message", "messages, and what is remembered of deleted ones", (Part("id", at.REST),),
+            at.packed(TIMELINE_MESSAGE),
+        ),
+        "b": Family("body", "bodies", (Part("id", at.REST),), at.PLAIN),
+        "r": Family(
+            "request", "requests and their answers; of polls without an id",
+            (Part("id", at.ENDED), Part("request_id", at.REST)), at.packed(REMEMBERED),
+        ),
+        "w": Family("waiter", "waiting polls", (Part("number", at.NUMBER),), at.packed(WAITER)),
+        "sclock": Family("clock", "clock, numbers given out, and gauges", (), at.packed(TIMELINE_CLOCK)),
+        "ssettings": Family("settings", "settings, if they were ever configured", (), at.OBJECT),
+        "ssub": Family("subscription", "subscriptions", (Part("consumer", at.REST),), at.packed(SUBSCRIPTION)),
+        "n": Family("counter", "counters", (NAME,), at.COUNT),
+    },
+    "timeline.in": {"n": Family("counter", "counters", (NAME,), at.COUNT)},
 }  # fmt: skip
-"""Stage, then the first byte of a key."""
+"""Stage, then the bytes that its key begins with; of those that fit, the most."""
+TITLES = {"timeline": "timeline.<name>", "timeline.in": "timeline.<name>.in"}
+"""Stages of which there are several."""
+
+
+def described_as(stage: str) -> str:
+    """The name in STATE for a stage: those of one timeline are as those of any."""
+    first, *rest = stage.split(".")
+    if first == "timeline" and rest:
+        return ".".join((first, *rest[1:]))
+    return stage
+
+
+def family_of(stage: str, key: bytes) -> tuple[Family, int] | None:
+    """The family of a key, and how many of its bytes name the family."""
+    found = STATE.get(described_as(stage), {})
+    fitting = [prefix for prefix in found if key.startswith(prefix.encode())]
+    longest = max(fitting, key=len, default=None)
+    return None if longest is None else (found[longest], len(longest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +293,12 @@ def decode(stage: str, key: bytes, value: bytes) -> Item:
     An item that is not as its family says, or of a stage or family that is not described, keeps key and value as they
     are, and says so in `problem`.
     """
-    family = STATE.get(stage, {}).get(chr(key[0]))
-    if family is None:
+    found = family_of(stage, key)
+    if found is None:
         return Item(chr(key[0]), shown(key), shown(value), "no such family is described")
+    family, size = found
     try:
-        return Item(family.name, at.read_key(family, key), shown(family.value.read(value)))
+        return Item(family.name, at.read_key(family, key, size), shown(family.value.read(value)))
     except Unfit as error:
         return Item(family.name, shown(key), shown(value), str(error))
 

@@ -234,6 +234,8 @@ TOPICS = (
     ),
     _changelog("registration", _families("registration")),
     _changelog("batching", _families("batching")),
+    _changelog("timeline.<name>", _families("timeline")),
+    _changelog("timeline.<name>.in", _families("timeline.in")),
 )
 
 

@@ -29,7 +29,9 @@ CHECKS = [
     response_headers_conformance,
 ]  # fmt: skip
 KNOWN = {"root": ["te"], "s1": ["device", "line"], "s2": ["press", "oven", "main"], "s3": ["service", "%20"],
-         "s4": ["monitor"], "key": ["os", "name", "interval_s"], "resource": ["database"]}  # fmt: skip
+         "s4": ["monitor"], "key": ["os", "name", "interval_s"], "resource": ["database"],
+         "timeline": ["jobs"], "id": ["bill-7", "a/b"], "lease_id": ["kwCmYmlsbC03Ag"],
+         "consumer": ["worker-1"]}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

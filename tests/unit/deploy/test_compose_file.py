@@ -172,5 +172,5 @@ def test_the_build_context_holds_what_the_dockerfile_copies_and_no_more() -> Non
 
 
 def test_environment_defaults_are_json() -> None:
-    for name in ("HEADRACE_STREAMS_ROOTS", "HEADRACE_STREAMS_BATCHING", "HEADRACE_STREAMS_REGISTRATION"):
-        assert isinstance(json.loads(default(SERVICES["streams"]["environment"][name])), dict)
+    for name in ("ROOTS", "BATCHING", "REGISTRATION", "TIMELINES"):
+        assert isinstance(json.loads(default(SERVICES["streams"]["environment"][f"HEADRACE_STREAMS_{name}"])), dict)

@@ -12,6 +12,8 @@ from jsonschema import Draft7Validator, Draft202012Validator
 
 from headrace_core.batching.stage import BatchingStage
 from headrace_core.registration.stage import RegistrationStage
+from headrace_core.timeline.source import SourceStage
+from headrace_core.timeline.stage import TimelineStage
 from headrace_schemas import NAMES, examples
 from headrace_schemas.generate import generated, main
 from headrace_schemas.topics import FAMILIES, TOPICS, topic
@@ -94,6 +96,10 @@ def test_an_embedded_schema_says_the_same_in_the_draft_of_asyncapi(name: str) ->
     assert not any(embedded.is_valid(document) for document in examples(name)["invalid"])
 
 
-@pytest.mark.parametrize("stage", [RegistrationStage, BatchingStage])
-def test_every_family_of_a_changelog_is_described(stage: type[RegistrationStage] | type[BatchingStage]) -> None:
-    assert set(stage.primary) == set("".join(FAMILIES[stage.name]).encode())
+@pytest.mark.parametrize(
+    ("name", "primary"),
+    [("registration", RegistrationStage.primary), ("batching", BatchingStage.primary),
+     ("timeline", TimelineStage.primary), ("timeline.in", SourceStage.primary)],
+)  # fmt: skip
+def test_every_family_of_a_changelog_is_described(name: str, primary: bytes) -> None:
+    assert set(primary) == {ord(prefix[0]) for prefix in FAMILIES[name]}

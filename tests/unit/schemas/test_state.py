@@ -16,15 +16,21 @@ from headrace_core.registration import items, listing, message
 from headrace_core.registration.stage import RegistrationStage
 from headrace_core.stage import Record, Stage
 from headrace_core.state import MemoryState, Overlay
+from headrace_core.timeline import keys as timeline_keys
+from headrace_core.timeline import message as timeline
+from headrace_core.timeline.settings import Settings
+from headrace_core.timeline.source import SourceStage
+from headrace_core.timeline.stage import TimelineStage
 from headrace_schemas import layout, state
-from headrace_schemas.state import STATE, Item, decode
+from headrace_schemas.state import STATE, Item, decode, described_as
 from headrace_schemas.state_page import state_page
-from tests.model import test_batching_simulation, test_registration_simulation
+from tests.model import test_batching_simulation, test_registration_simulation, test_timeline_simulation
 
 STRUCTS = {
     "message": message.Message, "entity": items.Entity, "pending": items.Pending, "waiting": items.Waiting,
     "cached": items.Cached, "idle": items.Idle, "last_error": items.LastError, "moved": listing.Moved,
-    "clock": keys.Clock, "open": keys.Open, "page": keys.Page, "member": Member,
+    "timeline_message": timeline.Message, "remembered": timeline.Remembered, "waiter": timeline.Waiter,
+    "timeline_clock": timeline.Clock, "clock": keys.Clock, "open": keys.Open, "page": keys.Page, "member": Member,
 }  # fmt: skip
 
 
@@ -46,8 +52,9 @@ def written(stage: Stage, records: Iterable[Record]) -> dict[bytes, set[bytes]]:
     [
         (RegistrationStage(test_registration_simulation.CONFIG), test_registration_simulation.log),
         (BatchingStage(test_batching_simulation.CONFIG), test_batching_simulation.log),
+        (TimelineStage(test_timeline_simulation.SETTINGS, "jobs"), test_timeline_simulation.log),
     ],
-    ids=["registration", "batching"],
+    ids=["registration", "batching", "timeline"],
 )
 def test_every_item_that_a_stage_writes_is_read_and_no_two_keys_look_alike(stage: Any, log: Any) -> None:
     items = written(stage, log(5, 2_000))
@@ -60,8 +67,8 @@ def test_every_item_that_a_stage_writes_is_read_and_no_two_keys_look_alike(stage
             families[item.family] += 1
         looks.add((item.family, str(item.key)))
     assert len(looks) == len(items)
-    rare = {"page"} if stage.name == "batching" else {"spelled"}
-    assert set(families) >= {family.name for family in STATE[stage.name].values()} - rare
+    rare = {"page", "spelled", "settings"}
+    assert set(families) >= {family.name for family in STATE[described_as(stage.name)].values()} - rare
 
 
 @pytest.mark.parametrize("name", STRUCTS)
@@ -100,6 +107,23 @@ def test_keys_of_registration_are_read_as_they_were_made() -> None:
     spelled = decode("registration", b"Rte\0device/a//\0te/device/a", b"")
     assert (spelled.problem, spelled.key) == (None, {"root": "te", "topic_id": "device/a//", "topic": "te/device/a"})
     assert decode("registration", items.CLOCK, items.number(5)) == Item("number", {"name": "clock"}, 5)
+
+
+def test_keys_of_a_timeline_are_read_as_they_were_made() -> None:
+    settings = msgspec.msgpack.encode(Settings(max_poll=7))
+    found = decode("timeline.jobs", timeline_keys.SETTINGS, settings)
+    assert (found.problem, found.family, found.value["max_poll"]) == (None, "settings", 7)
+    assert decode("timeline.jobs", timeline_keys.SETTINGS, b"\x90").problem == "an object expected"
+    assert decode("timeline.jobs", timeline_keys.CLOCK + b"x", b"").problem == "1 bytes too many in the key"
+    assert decode("timeline.jobs", b"sx", b"").problem == "no such family is described"
+    assert decode("timeline.jobs", timeline_keys.body_key(b"a/b"), b"\xff") == Item(
+        "body", {"id": "a/b"}, {"base64": "/w=="}
+    )
+    remembered = msgspec.msgpack.encode(timeline.Remembered(5, b"print", b"", 3))
+    request = decode("timeline.jobs", timeline_keys.request_key(b"", "r"), remembered)
+    assert (request.key, request.value["waiter"]) == ({"id": "", "request_id": "r"}, 3)
+    assert SourceStage.primary == b"n"
+    assert decode("timeline.jobs.in", b"nin", bytes(7) + b"\x05") == Item("counter", {"name": "in"}, 5)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ READS: dict[str, Operation] = {
     "leases_of": queries.leases_of,
     "owned_by": queries.owned_by,
     "parked": queries.parked,
+    "describe": queries.describe,
 }
 
 SYSTEM: dict[str, Operation] = {
@@ -153,4 +154,7 @@ def _change(context: Context, op: str, args: Args) -> Answer:
 
 def _show(context: Context, op: str, answer: Answer) -> Answer:
     """Grants are shown with their bodies; what is remembered of them has none."""
+    if op == "lease" and answer["ok"]:
+        shown: Answer = polls.with_bodies(context, answer | {"leases": [answer]})["leases"][0]
+        return shown
     return polls.with_bodies(context, answer) if op == "poll" and answer.get("leases") else answer

@@ -28,7 +28,7 @@ def lease(context: Context, args: Args) -> Answer:
     same_version(before, version)
     status = before.status(context.now_ms)
     if status != AVAILABLE:
-        raise Refused("NOT_AVAILABLE", status=status)
+        raise Refused("NOT_AVAILABLE", status=status, timestamp=before.timestamp)
     if exhausted(context, before):
         raise Refused("DELIVERIES_EXHAUSTED", limit=context.settings.max_deliveries)
     context.not_soon(expires_at)

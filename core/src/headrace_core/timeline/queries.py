@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from headrace_core.timeline import keys, shape
 from headrace_core.timeline.context import Answer, Context
 from headrace_core.timeline.due import buckets_of, due_entries
+from headrace_core.timeline.holder import lease_document
 from headrace_core.timeline.load import LAST, MAX_SLOTS, tally
 from headrace_core.timeline.message import AVAILABLE, PARKED, STATUSES, Message
 from headrace_core.timeline.refusals import NOT_FOUND, Refused, bad_request
@@ -88,11 +91,14 @@ def histogram(context: Context, args: Args) -> Answer:
 
 
 def leases_of(context: Context, args: Args) -> Answer:
-    """Active leases of a consumer by (expiry, id)."""
+    """Active leases of a consumer by (expiry, id), without bodies; `lease_version` tells the grant."""
     consumer = shape.text(args, "consumer")
     start = keys.lease_key(consumer, context.now_ms + 1)
     found = context.store.state.scan(start, keys.lease_key(consumer, MAX_MS) + keys.END)
-    return {"ok": True, "ids": [key[len(start) :].decode() for key, _ in found]}
+    ids = [key[len(start) :] for key, _ in found]
+    messages = [(id_, message) for id_ in ids if (message := context.store.message(id_)) is not None]
+    leases = [lease_document(id_.decode(), one) | {"lease_version": one.lease_version} for id_, one in messages]
+    return {"ok": True, "ids": [lease["id"] for lease in leases], "leases": leases}
 
 
 def owned_by(context: Context, args: Args) -> Answer:
@@ -106,6 +112,13 @@ def parked(context: Context, args: Args) -> Answer:
     """Parked messages in the order of parking."""
     shape.optional_number(args, "limit", 1, MAX_PAGE)
     return {"ok": True, "ids": [key[17:].decode() for key, _ in context.store.state.scan(b"p", b"p" + keys.END)]}
+
+
+def describe(context: Context, _args: Args) -> Answer:
+    """Settings in force, and whether the partition is degraded or frozen (section 17, `GET /`)."""
+    clock = context.store.clock
+    settings = msgspec.to_builtins(context.settings)
+    return {"ok": True, "settings": settings, "degraded": clock.degraded, "frozen": clock.frozen}
 
 
 def list_(context: Context, args: Args) -> Answer:

@@ -36,7 +36,7 @@ NOT_COMPARED = 2
 SHOWN_BYTES = 300
 
 app = typer.Typer(no_args_is_help=True, help="Look into the durable state of a stage.")
-Stage = Annotated[str, typer.Argument(help="registration, batching")]
+Stage = Annotated[str, typer.Argument(help="registration, batching, timeline.NAME")]
 Partition = Annotated[int | None, typer.Option(min=0, help="this partition only")]
 Kafka = Annotated[str | None, typer.Option(help="bootstrap servers; default: those of the stack in the folder")]
 Prefix = Annotated[str, typer.Option(help="of topic names, with --kafka")]
@@ -165,8 +165,23 @@ def _verify(log: Log, stage: str, partition: int | None, data_dir: Path) -> subp
     if partition is not None:
         command += ["--partition", str(partition)]
     values = {"KAFKA": log.kafka, "PREFIX": log.prefix, "DATA_DIR": str(data_dir)}
-    env = {"HEADRACE_STREAMS_STAGES": stage} | os.environ | {f"HEADRACE_STREAMS_{k}": v for k, v in values.items()}
+    env = (
+        {"HEADRACE_STREAMS_STAGES": stage}
+        | _of_timeline(stage)
+        | os.environ
+        | {f"HEADRACE_STREAMS_{k}": v for k, v in values.items()}
+    )
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def _of_timeline(stage: str) -> dict[str, str]:
+    """Settings by which there is such a timeline; which ones it has changes nothing in how its keys are derived."""
+    first, name, *source = [*stage.split("."), ""]
+    if first != "timeline" or not name:
+        return {}
+    buffer = {"source": "source", "target": "target", "delay_ms": 0}
+    settings = {"buffer": buffer} if source[0] == "in" else {}
+    return {"HEADRACE_STREAMS_TIMELINES": json.dumps({name: settings})}
 
 
 def _told(stage: str, line: dict[str, Any]) -> Iterator[str]:

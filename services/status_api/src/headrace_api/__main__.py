@@ -12,7 +12,7 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import structlog
 import uvicorn
@@ -28,6 +28,7 @@ from headrace_api.protocol import TimedProtocol
 from headrace_api.reading import Reader
 from headrace_api.settings import Settings
 from headrace_api.situation import Situation
+from headrace_api.timelines.handler import TimelineHandler
 from headrace_api.wakeup import Wakeup
 from headrace_api.writing import Writer
 from headrace_core.errors import ConfigError
@@ -78,8 +79,8 @@ class Parts:
         return self.replica, self.counters, self.events, self.mailbox
 
 
-def application(settings: Settings, parts: Parts) -> tuple[ASGIApp, Calls]:
-    """The HTTP application over the parts."""
+def application(settings: Settings, parts: Parts) -> tuple[ASGIApp, Callable[[], None]]:
+    """The HTTP application over the parts, and what ends its long calls."""
     reader = Reader(settings.database, parts.config, settings.counters)
     writer = Writer(
         parts.config, parts.mailbox, lambda: parts.replica.progress, parts.moved, parts.metrics,
@@ -91,12 +92,18 @@ def application(settings: Settings, parts: Parts) -> tuple[ASGIApp, Calls]:
     )  # fmt: skip
     situation = Situation(lambda: parts.replica.progress, lambda: parts.events.progress, parts.mailbox)
     capacity = CapacityHandler(settings.lease_status(), parts.metrics.registry, settings.capacity_resources)
-    return app.build(app.Handlers(calls, reader, situation, capacity, parts.metrics), parts.metrics), calls
+    timelines = TimelineHandler(parts.mailbox, parts.metrics)
+
+    def close() -> None:
+        calls.close()
+        timelines.close()
+
+    return app.build(app.Handlers(calls, reader, situation, capacity, timelines, parts.metrics), parts.metrics), close
 
 
 async def serve(settings: Settings, parts: Parts, listener: socket.socket) -> list[BaseException]:
     """Answer until a signal, or until a part fails; returns its error."""
-    asgi, calls = application(settings, parts)
+    asgi, close = application(settings, parts)
     server = Server(
         uvicorn.Config(
             asgi, http=TimedProtocol, ws="none", lifespan="off", access_log=False, log_config=None,
@@ -111,7 +118,7 @@ async def serve(settings: Settings, parts: Parts, listener: socket.socket) -> li
 
     def stop() -> None:
         log.info("stopping")
-        calls.close()
+        close()
         server.should_exit = True
 
     loop = asyncio.get_running_loop()

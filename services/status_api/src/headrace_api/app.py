@@ -23,6 +23,8 @@ from headrace_api.capacity import PREFIX, CapacityHandler
 from headrace_api.encoding import Encoded, compressed
 from headrace_api.metrics import Metrics
 from headrace_api.situation import Situation
+from headrace_api.timelines.handler import PREFIX as TIMELINES
+from headrace_api.timelines.handler import TimelineHandler
 from headrace_core.registration.message import write_json
 from headrace_core.registration.reasons import Refusal
 
@@ -55,13 +57,15 @@ def encoded(raw: bytes) -> str:
 
 
 class Handlers:
-    """What is beside the calls: health, metrics, the document, the page, and the shared capacity."""
+    """What is beside the calls: health, metrics, the document, the page, the shared capacity, timelines."""
 
     def __init__(
-        self, calls: Calls, answers: Answers, situation: Situation, capacity: CapacityHandler, metrics: Metrics
-    ) -> None:
+        self, calls: Calls, answers: Answers, situation: Situation, capacity: CapacityHandler,
+        timelines: TimelineHandler, metrics: Metrics,
+    ) -> None:  # fmt: skip
         self.calls = calls
         self.capacity = capacity
+        self.timelines = timelines
         self._answers = answers
         self._situation = situation
         self._metrics = metrics
@@ -129,6 +133,7 @@ def build(handlers: Handlers, metrics: Metrics) -> ASGIApp:
         app.add_route(path, handler, READS)
         app.add_route(path, _options, ["OPTIONS"])
         app.add_route(path, _not_allowed, [m for m in METHODS if m not in (*READS, "OPTIONS")])
+    app.add_route(f"{TIMELINES}{{rest:path}}", handlers.timelines.answer, METHODS)
     app.add_route("/{anything:path}", handlers.calls.call, METHODS)
     app.add_exception_handler(HTTPException, problems.of_framework)
     app.add_exception_handler(Exception, problems.of_bug)

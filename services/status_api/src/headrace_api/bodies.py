@@ -7,25 +7,29 @@ follow.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
 
 from headrace_core.registration.http import MAX_BODY
 from headrace_core.registration.message import write_json
 from headrace_core.registration.reasons import Refusal
 from headrace_core.registration.routes import ABSENT
 
+DRAINED_BYTES = 8 * 1024 * 1024
 MOST_NESTED = 200
 """Levels of arrays and objects; the reader in the stream processor must be able to follow."""
 UTF_8 = frozenset({"", "utf-8", "utf8"})
 
 
-def check_head(headers: Mapping[str, str]) -> None:
-    """Check what the header says of a body; names in lower case. Raises Refusal."""
+def check_head(headers: Mapping[str, str], limit: int = MAX_BODY) -> None:
+    """Check what the header says of a body of at most `limit` bytes; names in lower case. Raises Refusal."""
     length = headers.get("content-length", "0")
-    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > MAX_BODY):
-        raise too_large()
+    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit):
+        raise too_large(limit)
     if length == "0" and "transfer-encoding" not in headers:
         return
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
@@ -43,16 +47,42 @@ def check_head(headers: Mapping[str, str]) -> None:
         raise Refusal("unsupported_media_type", "JSON is in UTF-8")
 
 
-def too_large() -> Refusal:
-    return Refusal("too_large", f"the body is larger than {MAX_BODY} bytes")
+def too_large(limit: int = MAX_BODY) -> Refusal:
+    return Refusal("too_large", f"the body is larger than {limit} bytes")
 
 
-def read_body(raw: bytes) -> Any:
+async def received(request: Request, limit: int = MAX_BODY) -> bytes:
+    """The body, up to its limit. Raises Refusal `too_large`, ClientDisconnect."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_large(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def drain(request: Request) -> None:
+    """Take the rest of a body that is refused: who sends it reads our answer only then.
+
+    Who has asked before sending does not send it; whoever sends far too much is cut off.
+    """
+    if "expect" in request.headers:
+        return
+    left = DRAINED_BYTES
+    with contextlib.suppress(ClientDisconnect, RuntimeError):  # gone, or read to its end already
+        async for part in request.stream():
+            left -= len(part)
+            if left < 0:
+                return
+
+
+def read_body(raw: bytes, limit: int = MAX_BODY) -> Any:
     """The JSON value of a body, ABSENT if it is empty. Raises Refusal."""
     if not raw:
         return ABSENT
-    if len(raw) > MAX_BODY:
-        raise too_large()
+    if len(raw) > limit:
+        raise too_large(limit)
     try:
         value = json.loads(raw.decode(), parse_constant=_no_constant, object_pairs_hook=_members)
         check_nesting(value)

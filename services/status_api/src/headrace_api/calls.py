@@ -6,7 +6,6 @@ Queries run in threads of their own; the event loop stays free for whoever waits
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from headrace_api import writing
-from headrace_api.bodies import too_large
+from headrace_api.bodies import drain, received
 from headrace_api.encoding import Encoded, encoded
 from headrace_api.events import Events
 from headrace_api.metrics import Metrics
@@ -28,13 +27,11 @@ from headrace_api.streaming import Stream
 from headrace_api.wakeup import Wakeup
 from headrace_core.registration import queries, routes
 from headrace_core.registration.config import RegistrationConfig
-from headrace_core.registration.http import MAX_BODY
 from headrace_core.registration.reasons import Refusal
 
 log = structlog.get_logger(__name__)
 
 QUERY_THREADS = 4
-DRAINED_BYTES = 8 * 1024 * 1024
 LONGEST_WAIT_S, MOST_WAITING, LOOK_S = 60, 200, 0.5
 
 
@@ -147,11 +144,11 @@ class Calls:
         found, path = None, request.scope["path"]
         try:
             found = await self._writer.check(request.method, path, asked.headers)
-            raw = await _body(request)
+            raw = await received(request)
             answer = await self._writer.answer(found, asked, raw)
         except Refusal as refusal:
             answer = with_all_methods(writing.refused(refusal, path))
-            await _drain(request)
+            await drain(request)
         except ClientDisconnect:
             return Response(None, HTTPStatus.BAD_REQUEST)
         resource = found.resource if found else "none"
@@ -215,32 +212,6 @@ def _asked(request: Request, method: str) -> routes.Request:
     for name, value in request.headers.items():
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return routes.Request(method, f"{path}?{text}" if text else path, headers)
-
-
-async def _body(request: Request) -> bytes:
-    """The body, up to its limit. Raises Refusal `too_large`, ClientDisconnect."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY:
-            raise too_large()
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def _drain(request: Request) -> None:
-    """Take the rest of a body that is refused: who sends it reads our answer only then.
-
-    Who has asked before sending does not send it; whoever sends far too much is cut off.
-    """
-    if "expect" in request.headers:
-        return
-    left = DRAINED_BYTES
-    with contextlib.suppress(ClientDisconnect, RuntimeError):  # gone, or read to its end already
-        async for part in request.stream():
-            left -= len(part)
-            if left < 0:
-                return
 
 
 def _wait(request: Request) -> int:

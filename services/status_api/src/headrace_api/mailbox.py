@@ -1,11 +1,13 @@
-"""The way of a write: a request record to `raw`, its reply from `replies`, in a thread of its own.
+"""The way of a write: a record to the log, its replies from `replies`, in a thread of its own.
+
+Records of HTTP writes of entities go to `raw` (`ask`), commands of timelines to their own topics (`post`).
 
 Every instance reads all of `replies`, from the ends that it finds at start, and knows its own by the correlation id,
 which begins with a name made up at start. So any number of instances may write at once, and none keeps a position.
 
-States: waiting (Kafka or a topic is not there) -> open. Only when the places to read from are known is anything sent,
-so no answer is missed. A producer that has failed for good leads back to waiting. Requests whose fate is unknown wait
-for an answer until their time is over; those that Kafka refused fail at once.
+States: waiting (Kafka or `replies` is not there) -> open; `raw` may come later. Only when the places to read from are
+known is anything sent, so no answer is missed. A producer that has failed for good leads back to waiting.
+Requests whose fate is unknown wait for an answer until their time is over; those that Kafka refused fail at once.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -36,7 +39,8 @@ from headrace_api.follower import (
     weigh,
 )
 from headrace_api.progress import STARTING
-from headrace_api.writing import NoAnswer, NotSent, Reply
+from headrace_api.timelines.desk import Letter
+from headrace_api.writing import NoAnswer, NotSent, Reply, TooLarge
 from headrace_core.partitioner import partition_of
 from headrace_core.registration.message import read_json
 from headrace_core.registration.reasons import Refusal
@@ -44,6 +48,7 @@ from headrace_core.registration.routes import ABSENT, Response
 
 log = structlog.get_logger(__name__)
 
+RAW = "raw"
 POLL_S = 0.05
 LOOK_AFTER_S = 10.0
 MESSAGE_BYTES = 8 * 1024 * 1024
@@ -56,12 +61,41 @@ REFUSED = {
 """Errors after which a record is certainly not in the log."""
 
 
-class Waiting(NamedTuple):
-    """A request that was sent; `place` gets its partition and, when Kafka has confirmed it, its offset."""
+T = TypeVar("T")
 
-    loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Reply]
-    place: list[int]
+
+class Box(Generic[T]):
+    """Where the replies to one record arrive, read by `read`; for one event loop.
+
+    `place`: the record's partition and, when Kafka has confirmed it, its offset.
+    """
+
+    def __init__(self, read: Callable[[Any], T], partition: int) -> None:
+        self.place = [partition, -1]
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Queue[T | Exception] = asyncio.Queue()
+
+    async def next(self, seconds: float) -> T:
+        """The next reply. Raises TimeoutError, NotSent, TooLarge."""
+        found = await asyncio.wait_for(self._arrived.get(), seconds)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def take(self, message: Any) -> None:
+        """A reply has come. From any thread."""
+        try:
+            found = self._read(message)
+        except (ValueError, KeyError, TypeError) as error:
+            log.error("a reply cannot be read", error=repr(error))
+            return
+        self.tell(found)
+
+    def tell(self, found: T | Exception) -> None:
+        """Hand over a reply, or why there is none. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, found)
 
 
 class Mailbox:
@@ -70,14 +104,18 @@ class Mailbox:
     def __init__(self, kafka: str, prefix: str, count: Callable[[str], None]) -> None:
         """`count` is told of each reply: `own`, `late` (nobody waits any more) or `other` (of another instance)."""
         self.alive_at = time.monotonic()
-        self._raw, self._replies = prefix + "raw", prefix + "replies"
+        self._replies = prefix + "replies"
         self._base = base(kafka)
         self._count = count
-        self._name = uuid.uuid4().hex
+        self._prefix = prefix
+        self.name = uuid.uuid4().hex
         self._numbers = itertools.count(1)
-        self._waiting: dict[str, Waiting] = {}
+        self._boxes: dict[str, Box[Any]] = {}
+        self._counts: dict[str, int] = {}
+        self._looked_at = 0.0
         self._producer: Producer | None = None
         self._partitions = 0
+        self._no_raw = ""
         self._up = False
         self._fatal = False
         self._reason = STARTING
@@ -85,9 +123,17 @@ class Mailbox:
 
     def problem(self) -> str:
         """See writing.Mail."""
+        reason = self._away() or self._no_raw
+        return reason and f"writes are not possible: {reason}"
+
+    def away(self) -> str:
+        """See timelines.desk.Mail."""
+        return self._away()
+
+    def _away(self) -> str:
         if self._producer is None:
-            return f"writes are not possible: {self._reason}"
-        return "" if self._up else "writes are not possible: Kafka does not answer"
+            return self._reason
+        return "" if self._up else "Kafka does not answer"
 
     def starting(self) -> bool:
         """See writing.Mail."""
@@ -95,28 +141,60 @@ class Mailbox:
 
     def correlation(self) -> str:
         """See writing.Mail."""
-        return f"{self._name}-{next(self._numbers)}"
+        return f"{self.name}-{next(self._numbers)}"
 
     async def ask(self, root: str, correlation: str, value: bytes, seconds: float) -> Reply:
         """See writing.Mail."""
-        producer, loop = self._producer, asyncio.get_running_loop()
-        if producer is None:
+        if self._no_raw:
             raise NotSent(self.problem())
-        partition = partition_of(root.encode(), self._partitions)
-        waiting = Waiting(loop, loop.create_future(), [partition, -1])
-        self._waiting[correlation] = waiting
+        letter = Letter(RAW, partition_of(root.encode(), self._partitions or 1), None, value, [("kind", b"request")])
+        with self._posted(letter, correlation, read_reply) as box:
+            try:
+                return await box.next(seconds)
+            except TimeoutError as error:
+                raise NoAnswer(*box.place) from error
+            except TooLarge as error:
+                raise Refusal("too_large", str(error)) from error
+
+    def post(self, letter: Letter, correlation: str, read: Callable[[bytes], T]) -> AbstractContextManager[Box[T]]:
+        """See timelines.desk.Mail."""
+        return self._posted(letter, correlation, lambda message: read(message.value() or b""))
+
+    @contextlib.contextmanager
+    def _posted(self, letter: Letter, correlation: str, read: Callable[[Any], T]) -> Iterator[Box[T]]:
+        """Write a record, and take in its replies inside the context. Raises NotSent."""
+        producer = self._producer
+        if producer is None:
+            raise NotSent(self._away() or self._reason)
+        box = Box(read, letter.partition)
+        self._boxes[correlation] = box
         try:
             producer.produce(
-                self._raw, value, partition=partition, headers=[("kind", b"request")],
-                on_delivery=lambda error, message: self._delivered(waiting, error, message),
+                self._prefix + letter.topic, letter.value, letter.key, letter.partition,
+                headers=list[tuple[str, str | bytes | None]](letter.headers),
+                on_delivery=lambda error, message: self._delivered(box, error, message),
             )  # fmt: skip
-            return await asyncio.wait_for(waiting.answer, seconds)
-        except TimeoutError as error:
-            raise NoAnswer(*waiting.place) from error
+            yield box
         except (BufferError, KafkaException) as error:
             raise NotSent(f"Kafka does not take it: {error}") from error
         finally:
-            del self._waiting[correlation]
+            del self._boxes[correlation]
+
+    async def partitions(self, topic: str) -> int:
+        """See timelines.desk.Mail. What is there is remembered; what is not, is looked for once a second at most."""
+        if topic not in self._counts and time.monotonic() > self._looked_at + ASK_AGAIN_S:
+            self._looked_at = time.monotonic()
+            await asyncio.to_thread(self._look)
+        return self._counts.get(topic, 0)
+
+    def _look(self) -> None:
+        with contextlib.suppress(KafkaException):  # then it is not known to be there; `away` says more
+            topics = AdminClient(self._base).list_topics(timeout=ASK_S).topics
+            self._counts = {
+                name.removeprefix(self._prefix): len(topic.partitions)
+                for name, topic in topics.items()
+                if name.startswith(self._prefix) and topic.error is None
+            }
 
     def stop(self) -> None:
         """Make `run` return soon."""
@@ -136,8 +214,8 @@ class Mailbox:
 
     def _session(self) -> None:
         admin = AdminClient(self._base)
-        _, self._partitions = describe(admin, self._raw)
         identity, count = describe(admin, self._replies)
+        self._look_for_raw(admin)
         consumer, producer = Consumer(self._reading()), Producer(self._writing())
         self._fatal = False
         try:
@@ -146,7 +224,7 @@ class Mailbox:
                 _, place.offset = consumer.get_watermark_offsets(place, timeout=ASK_S)
             consumer.assign(places)
             self._producer, self._up = producer, True
-            log.info("writes are possible", raw=self._raw, replies=self._replies)
+            log.info("writes are possible", raw=not self._no_raw, replies=self._replies)
             self._turn(consumer, producer, admin, identity)
         finally:
             self._producer = None
@@ -155,6 +233,7 @@ class Mailbox:
 
     def _turn(self, consumer: Consumer, producer: Producer, admin: AdminClient, identity: str) -> None:
         look_at = time.monotonic() + LOOK_AFTER_S
+        raw_at = time.monotonic() + ASK_AGAIN_S
         while not self._stopping.is_set():
             message = consumer.poll(POLL_S)
             producer.poll(0)
@@ -165,26 +244,30 @@ class Mailbox:
                 self._arrived(message)
             if self._fatal:
                 raise NotThere("the producer has failed for good")
-            if now > look_at and not self._waiting:
+            if self._no_raw and now > raw_at:
+                self._look_for_raw(admin)
+                raw_at = time.monotonic() + ASK_AGAIN_S
+            if now > look_at and not self._boxes:
                 self._look_after(admin, identity)
                 look_at = time.monotonic() + LOOK_AFTER_S
 
     def _arrived(self, message: Any) -> None:
         correlation = (message.key() or b"").decode(errors="replace")
-        if not correlation.startswith(self._name):
+        if not correlation.startswith(self.name):
             self._count("other")
             return
-        waiting = self._waiting.get(correlation)
-        if waiting is None:
-            self._count("late")
-            return
-        self._count("own")
+        box = self._boxes.get(correlation)
+        self._count("late" if box is None else "own")
+        if box is not None:
+            box.take(message)
+
+    def _look_for_raw(self, admin: AdminClient) -> None:
+        """A worker of timelines alone makes no `raw`; then there is nothing to register either."""
         try:
-            reply = read_reply(message)
-        except (ValueError, KeyError, TypeError) as error:
-            log.error("a reply cannot be read", error=repr(error))
-            return
-        _tell(waiting, reply)
+            _, self._partitions = describe(admin, self._prefix + RAW)
+            self._no_raw = ""
+        except NotThere as error:
+            self._no_raw = str(error)
 
     def _look_after(self, admin: AdminClient, identity: str) -> None:
         """Is it still the same topic? Raises NotThere."""
@@ -195,14 +278,15 @@ class Mailbox:
         if found != identity:
             raise NotThere(f"{self._replies} was made anew")
 
-    def _delivered(self, waiting: Waiting, error: KafkaError | None, message: Any) -> None:
+    def _delivered(self, box: Box[Any], error: KafkaError | None, message: Any) -> None:
         """In our thread."""
         if error is None:
-            waiting.place[1] = message.offset()
+            box.place[1] = message.offset()
         elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            _tell(waiting, Refusal("too_large", "the record is larger than the topic allows"))
+            box.tell(TooLarge("the record is larger than the topic allows"))
         elif error.code() in REFUSED:
-            _tell(waiting, NotSent(f"Kafka does not take it: {error}"))
+            self._counts = {}
+            box.tell(NotSent(f"Kafka does not take it: {error}"))
         else:
             log.warning("a write is not confirmed", error=str(error))
 
@@ -233,16 +317,3 @@ def read_reply(message: Any) -> Reply:
     ident = dict(message.headers() or ())["id"].decode()
     _, partition, offset, _ = ident.split(":")
     return Reply(int(partition), int(offset), Response(status, headers, body))
-
-
-def _tell(waiting: Waiting, answer: Reply | Exception) -> None:
-    def tell() -> None:
-        if waiting.answer.done():
-            return
-        if isinstance(answer, Exception):
-            waiting.answer.set_exception(answer)
-        else:
-            waiting.answer.set_result(answer)
-
-    with contextlib.suppress(RuntimeError):  # the loop has ended
-        waiting.loop.call_soon_threadsafe(tell)

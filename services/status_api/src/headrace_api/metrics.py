@@ -79,7 +79,25 @@ class Metrics:
         )  # fmt: skip
         self.writes_open = Gauge(PREFIX + "writes_open", "writes that wait for their answers", registry=self.registry)
         self.streams_open = Gauge(PREFIX + "streams_open", "open streams and long polls", registry=self.registry)
+        self._timeline_calls = Counter(
+            PREFIX + "timeline_calls", "answers of timelines by call and status", ["call", "status"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._timeline_seconds = Histogram(
+            PREFIX + "timeline_seconds", "time to answer a call on a timeline; a poll may wait", ["call"],
+            buckets=(*WRITE_BUCKETS_S, 30.0), registry=self.registry,
+        )  # fmt: skip
+        self._timeline_open = Gauge(PREFIX + "timeline_open", "open calls on timelines", registry=self.registry)
         self.replies = Counter(
             PREFIX + "replies", "replies read: own, late (nobody waited), other (of another instance)", ["whose"],
             registry=self.registry,
         )  # fmt: skip
+
+    def timeline_answered(self, call: str, status: int, seconds: float) -> None:
+        """A call on a timeline has its answer."""
+        self._timeline_calls.labels(call, str(status)).inc()
+        self._timeline_seconds.labels(call).observe(seconds)
+
+    def timeline_open(self, number: int) -> None:
+        """So many calls on timelines are open now."""
+        self._timeline_open.set(number)

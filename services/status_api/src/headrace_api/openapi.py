@@ -21,6 +21,7 @@ from headrace_api.examples import (
     Example,
 )
 from headrace_api.shapes import COUNT, COUNTS, KIND_OF_ENTITY, SCHEMAS, TEXT, closed_object, ref
+from headrace_api.timelines import document as timelines
 from headrace_core.registration.routes import ABSENT
 
 DESCRIPTIONS = {
@@ -347,10 +348,11 @@ DOCUMENT: dict[str, Any] = {
     "info": {
         "title": "headrace status API",
         "version": "1",
-        "description": "Who is registered, and why someone is not; registering, changing and removing. "
+        "description": "Who is registered, and why someone is not; registering, changing and removing; "
+        "and timelines: messages for a time to come, and their leases. "
         "Every error is a problem document "
         "(RFC 9457). Segments are percent-decoded after splitting; an encoded slash is refused.",
     },
-    "paths": PATHS,
-    "components": {"schemas": SCHEMAS},
+    "paths": PATHS | timelines.PATHS,
+    "components": {"schemas": SCHEMAS | timelines.SCHEMAS},
 }

@@ -42,6 +42,10 @@ class NotSent(Exception):
     """A request has not been written and never will be; its text says why."""
 
 
+class TooLarge(Exception):
+    """A record is larger than its topic allows, so it has not been written."""
+
+
 class NoAnswer(Exception):
     """Nobody has answered in time. `partition` and `offset` say where in `raw` the request is; -1: not known."""
 
