@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,16 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import paho.mqtt.client as paho
 import psutil
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from paho.mqtt.enums import CallbackAPIVersion
 
+from bench.bridge.peers import client_id
 from headrace.kafka import free_port
 from headrace.mqtt import MqttBroker
 
 PATIENCE_S = 600.0
 STEP_S = 0.2
-PEER_STARTED_S = 0.1  # CPU; what it takes to import paho and confluent-kafka
 """Between two questions: each costs the bridge a millisecond or two of the CPU time that is measured."""
+PEER_STARTED_S = 0.1  # CPU; what it takes to import paho and confluent-kafka
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -77,7 +81,7 @@ class Candidate:
         self._had = self._in_kafka()
         values = {
             "KAFKA": at.kafka, "PREFIX": at.prefix, "MQTT_PORT": str(at.mqtt_port), "HTTP_PORT": str(self.port),
-            "STATE_DIR": str(at.directory / "state"), "CLIENT_ID": "bench-bridge", "OUTBOUND": "false",
+            "STATE_DIR": str(at.directory / "state"), "CLIENT_ID": client_id(self.name), "OUTBOUND": "false",
             **self.settings,
         }  # fmt: skip
         env = {**os.environ, **{f"HEADRACE_BRIDGE_{name}": value for name, value in values.items()}}
@@ -174,6 +178,20 @@ class Candidate:
     def memory_mib(self) -> float:
         """Resident memory."""
         return float(self._stat.memory_info().rss / 2**20)
+
+    def forget(self) -> None:
+        """End its session: else mosquitto would go on to queue each message for it, at the cost of who comes next."""
+        ended = threading.Event()
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id(self.name), clean_session=True, protocol=paho.MQTTv311
+        )  # fmt: skip
+        client.on_connect = lambda *_: ended.set()
+        client.connect("127.0.0.1", self.places.mqtt_port)
+        client.loop_start()
+        if not ended.wait(PATIENCE_S):
+            raise TimeoutError("the session ends")
+        client.disconnect()
+        client.loop_stop()
 
     def stop(self) -> None:
         """SIGTERM and wait; SIGKILL if that does not help."""

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from headrace_bridge import packets
 
@@ -17,8 +18,8 @@ TOPIC, PAYLOAD = b"te/device/child01///m/temperature", b"x" * 150
 WINDOW, ACK_BYTES = 20, 4
 
 
-def publish(port: int, count: int) -> None:
-    """Publish `count` messages; returns when all are acknowledged."""
+def publish(port: int, count: int, topics: Sequence[bytes] = (TOPIC,)) -> None:
+    """Publish `count` messages to the topics in turns; returns when all are acknowledged."""
     sock = socket.create_connection(("127.0.0.1", port))
     greeting = packets.connect(
         f"load-{os.getpid()}", v5=False, keep_alive_s=600, session_expiry_s=0, receive_maximum=WINDOW
@@ -31,8 +32,11 @@ def publish(port: int, count: int) -> None:
         if more:
             ids = range(sent, sent + more)
             sock.sendall(
-                b"".join(packets.publish(TOPIC, PAYLOAD, i % 60_000 + 1, retain=False, v5=False) for i in ids)
-            )  # fmt: skip
+                b"".join(
+                    packets.publish(topics[i % len(topics)], PAYLOAD, i % 60_000 + 1, retain=False, v5=False)
+                    for i in ids
+                )
+            )
             sent += more
         answered += len(sock.recv(65_536))
     sock.sendall(packets.DISCONNECT_BYTES)

@@ -1,9 +1,11 @@
-"""`python -m bench.bridge.peers floor|paho MQTT_PORT KAFKA TOPIC COUNT_FILE`: what the bridge is measured against.
+"""`python -m bench.bridge.peers floor|eager|paho MQTT_PORT KAFKA TOPIC COUNT_FILE`: what the bridge is compared with.
 
-`floor` reads with the bridge's own decoder and acknowledges at once: no reader can do less. `paho` is the plain way to
-the bridge's guarantee: paho-mqtt with manual acknowledgement, confluent-kafka, PUBACK in order after Kafka's report.
-Both write how many messages they have acknowledged into COUNT_FILE, some times a second, and put a file with the suffix
-`.subscribed` beside it when the broker has their session.
+`floor` reads with the bridge's own decoder and acknowledges at once: no reader can do less. `eager` produces each
+record besides, and acknowledges without waiting for Kafka: it would lose messages, but leaves Kafka the same work on
+the same cores as the bridge does. `paho` is the plain way to the bridge's guarantee: paho-mqtt with manual
+acknowledgement, confluent-kafka, PUBACK in order after Kafka's report. All write how many messages they have
+acknowledged into COUNT_FILE, some times a second, and put a file with the suffix `.subscribed` beside it when the
+broker has their session.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import struct
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import paho.mqtt.client as paho
@@ -24,10 +27,16 @@ from paho.mqtt.properties import Properties
 
 from headrace_bridge import packets
 from headrace_bridge.decoder import Decoder
-from headrace_bridge.packets import PUBACK, Ack, Publish
+from headrace_bridge.packets import PUBACK, Ack, Packet, Publish
 
 RECEIVE_MAXIMUM, EXPIRY_S = 1000, 86_400
 TELL_S = 0.1
+Produce = Callable[[list[Packet]], None]
+
+
+def client_id(name: str) -> str:
+    """Of a candidate."""
+    return f"bench-{name}"
 
 
 class Counter:
@@ -49,11 +58,11 @@ class Counter:
             fresh.replace(self._path)
 
 
-def floor(port: int, counter: Counter) -> None:
+def floor(port: int, counter: Counter, name: str, produce: Produce = lambda _: None) -> None:
     """Read and acknowledge."""
     sock = socket.create_connection(("127.0.0.1", port))
     hello = packets.connect(
-        "floor", v5=True, keep_alive_s=600, session_expiry_s=EXPIRY_S, receive_maximum=RECEIVE_MAXIMUM
+        client_id(name), v5=True, keep_alive_s=600, session_expiry_s=EXPIRY_S, receive_maximum=RECEIVE_MAXIMUM
     )  # fmt: skip
     sock.sendall(hello + packets.subscribe(1, {"te/#": 1}, v5=True))
     decoder, space = Decoder(v5=True), memoryview(bytearray(512 * 1024))
@@ -69,11 +78,31 @@ def floor(port: int, counter: Counter) -> None:
         if any(type(packet) is Ack for packet in taken):
             counter.subscribed()
         ids = [PUBACK << 28 | 2 << 16 | packet.packet_id for packet in taken if type(packet) is Publish]
+        produce(taken)
         sock.sendall(struct.pack(f"!{len(ids)}I", *ids))
         counter.count += len(ids)
         counter.tell()
         if got < 64 * 1024:
             time.sleep(0.004)
+
+
+def to_kafka(kafka: str, topic: str) -> Produce:
+    """Produces messages with the bridge's headers, and hears of none what became of it."""
+    producer = Producer(
+        {"bootstrap.servers": kafka, "acks": "all", "enable.idempotence": True, "linger.ms": 5,
+         "partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
+    )  # fmt: skip
+
+    def produce(taken: list[Packet]) -> None:
+        received = ("received", b"%d" % (time.time_ns() // 1_000_000))
+        for message in taken:
+            if type(message) is Publish:
+                headers = [("topic", message.topic), ("qos", b"1"), ("retain", b"0"), ("dup", b"0"), received]
+                key = message.topic.partition(b"/")[0]
+                producer.produce(topic, message.payload, key, -1, None, None, 0, headers)
+        producer.poll(0)
+
+    return produce
 
 
 def paho_loop(port: int, kafka: str, topic: str, counter: Counter) -> None:
@@ -83,7 +112,7 @@ def paho_loop(port: int, kafka: str, topic: str, counter: Counter) -> None:
          "partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
     )  # fmt: skip
     order: deque[list[object]] = deque()
-    client = paho.Client(CallbackAPIVersion.VERSION2, "paho-loop", protocol=paho.MQTTv5, manual_ack=True)
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id("paho"), protocol=paho.MQTTv5, manual_ack=True)
 
     def on_message(_client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         entry: list[object] = [message.mid, False]
@@ -117,7 +146,9 @@ def main(which: str, port: str, kafka: str, topic: str, count_file: str) -> None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     counter = Counter(Path(count_file))
     if which == "floor":
-        floor(int(port), counter)
+        floor(int(port), counter, which)
+    elif which == "eager":
+        floor(int(port), counter, which, to_kafka(kafka, topic))
     else:
         paho_loop(int(port), kafka, topic, counter)
 

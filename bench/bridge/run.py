@@ -2,13 +2,15 @@
 
 Only receiving is measured: `outbound` is off. Drain: messages that waited in mosquitto; the process has started before,
 and waits for a mosquitto that is stopped. Live: while a publisher sends at full speed. The machine is shared by
-publisher, brokers and candidate, so rates say little and are only compared with the floor's of the same run.
+publisher, brokers and candidate, so rates say little and are only compared with those of others of the same run, in
+turns, the median of some rounds: `floor` has no Kafka beside it, `eager` gives Kafka the same work (see peers.py).
 """
 
 from __future__ import annotations
 
 import json
 import signal
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ from headrace.mqtt import MqttBroker
 DRAIN_US, LIVE_US, OF_FLOOR, MEMORY_MIB = 5.0, 9.0, 0.9, 100.0
 WAITING = 100_000
 SETTLE_S = 5.0
+ROUNDS = 3
 PREFIX = "bench."
 OPTIONS = ("max_inflight_messages 1000", "autosave_interval 1800")  # mosquitto saves all its queues at each turn
 
@@ -53,6 +56,8 @@ class Measured:
     def __init__(self, candidate: Candidate, count: int) -> None:
         self.candidate, self.count = candidate, count
         self.drain_us = self.drain_rate = self.live_us = self.live_rate = self.memory_mib = 0.0
+        self.behind = 0.0
+        """Messages that it had not acknowledged when the publisher had published all."""
 
     def run(self) -> Measured:
         """Make the session, drain, live."""
@@ -76,17 +81,36 @@ class Measured:
         finally:
             one.places.signal_mqtt(signal.SIGCONT)
             one.stop()
+            one.forget()
         return self
 
     def _live(self, port: int, count: int) -> None:
         one = self.candidate
         before, began = one.cpu_s, time.monotonic()
         publisher = load.start(port, count)
+        publisher.wait()
+        self.behind = max(0, 2 * count - one.acknowledged)
         until(lambda: one.acknowledged >= 2 * count, f"{one.name} follows")
         self.live_rate = count / (time.monotonic() - began)
         self.live_us = (one.cpu_s - before) / count * 1e6
         self.memory_mib = one.memory_mib
-        publisher.wait()
+
+    @classmethod
+    def middle(cls, found: list[Measured]) -> Measured:
+        """The median of each value."""
+        one = cls(found[0].candidate, found[0].count)
+        for name in ("drain_us", "drain_rate", "live_us", "live_rate", "memory_mib", "behind"):
+            setattr(one, name, statistics.median(getattr(each, name) for each in found))
+        return one
+
+
+def in_turns(places: Places, names: tuple[str, ...], count: int, rounds: int) -> dict[str, Measured]:
+    """Candidates one after the other, some rounds of that."""
+    found: dict[str, list[Measured]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            found[name].append(Measured(Candidate(places, name), count).run())
+    return {name: Measured.middle(each) for name, each in found.items()}
 
 
 def memory(places: Places, kafka: KafkaServer) -> float:
@@ -111,16 +135,17 @@ def figures(*, quick: bool) -> list[Figure]:
     """All figures, with a profile where one is missed."""
     count, slow = (30_000, 10_000) if quick else (300_000, 30_000)
     with tempfile.TemporaryDirectory(prefix="bridge-bench-") as name, brokers(Path(name)) as (places, kafka):
-        floor = Measured(Candidate(places, "floor"), count).run()
-        bridge = Measured(Candidate(places, "bridge"), count).run()
+        turns = in_turns(places, ("floor", "eager", "bridge"), count, 1 if quick else ROUNDS)
+        floor, eager, bridge = turns["floor"], turns["eager"], turns["bridge"]
         paho = Measured(Candidate(places, "paho"), slow).run()
         found = [
             Figure("bridge, drain", bridge.drain_us, "us CPU/message", DRAIN_US, False, floor.drain_us),
             Figure("bridge, live", bridge.live_us, "us CPU/message", LIVE_US, False, floor.live_us),
             Figure("bridge, live rate over the floor's", bridge.live_rate / floor.live_rate, "x", OF_FLOOR),
         ]
-        for one in (bridge, floor, paho):
-            notes = {"messages": one.count, "memory_mib": round(one.memory_mib, 1)}
+        found.append(Figure("bridge, live rate over eager's", bridge.live_rate / eager.live_rate, "x"))
+        for one in (bridge, floor, eager, paho):
+            notes = {"messages": one.count, "memory_mib": round(one.memory_mib, 1), "behind": round(one.behind)}
             found += [
                 Figure(f"{one.candidate.name}, drain rate", one.drain_rate, "messages/s", notes=notes),
                 Figure(f"{one.candidate.name}, live rate", one.live_rate, "messages/s", notes=notes),

@@ -16,7 +16,7 @@ __all__ = ["mqtt"]
 pytestmark = pytest.mark.kafka
 
 
-@pytest.mark.parametrize("name", ["bridge", "floor", "paho"])
+@pytest.mark.parametrize("name", ["bridge", "floor", "eager", "paho"])
 def test_each_candidate_takes_all_messages(
     mqtt: MqttBroker, kafka: str, topic_prefix: str, tmp_path: Path, name: str
 ) -> None:

@@ -14,12 +14,15 @@ from headrace_bridge.record import Headers, Record
 
 CONNACK = b"\x20\x03\x00\x00\x00"
 CONNACK_PRESENT = b"\x20\x03\x01\x00\x00"
+CONNACK_3, SUBACK_3 = b"\x20\x02\x00\x00", b"\x90\x03\x00\x01\x01"
 SUBACK = b"\x90\x04\x00\x01\x00\x01"
 
 
-def publish(topic: bytes, payload: bytes, packet_id: int = 0, *, qos: int = 1, dup: bool = False) -> bytes:
-    """A PUBLISH from the broker, MQTT 5 without properties."""
-    body = text(topic) + (packet_id.to_bytes(2, "big") if qos else b"") + b"\0" + payload
+def publish(
+    topic: bytes, payload: bytes, packet_id: int = 0, *, qos: int = 1, dup: bool = False, v5: bool = True
+) -> bytes:  # fmt: skip
+    """A PUBLISH from the broker, in MQTT 5 without properties."""
+    body = text(topic) + (packet_id.to_bytes(2, "big") if qos else b"") + b"\0" * v5 + payload
     return bytes((0x30 | dup << 3 | qos << 1,)) + variable(len(body)) + body
 
 
@@ -32,14 +35,16 @@ class ScriptedBroker:
         self.port: int = self._listener.getsockname()[1]
         self._peers: list[Peer] = []  # a forgotten one would be closed
 
-    def accept(self, connack: bytes = CONNACK, suback: bytes = SUBACK) -> Peer:
+    def accept(self, connack: bytes = CONNACK, suback: bytes = SUBACK, *, v5: bool = True) -> Peer:
         """The next connection, greeted."""
+        if not v5:
+            connack, suback = (CONNACK_3, SUBACK_3) if connack == CONNACK else (connack, suback)
         sock, _ = self._listener.accept()
         peer = Peer(sock)
         self._peers.append(peer)
         peer.connect = peer.packet()
         peer.send(connack)
-        if connack == CONNACK:
+        if connack in (CONNACK, CONNACK_3):
             assert peer.packet()[0] == 0x82
             peer.send(suback)
         return peer

@@ -28,13 +28,13 @@ LIMITS = {"p.raw": 1_000_000, "p.dead-letter": 1_000_000}
 class Rig:
     """A running bridge between a scripted broker and a fake Kafka."""
 
-    def __init__(self, directory: Path, *, window: int = 100, keep_alive_s: int = 30) -> None:
+    def __init__(self, directory: Path, *, window: int = 100, keep_alive_s: int = 30, v5: bool = True) -> None:
         self.broker = ScriptedBroker()
         self.outlet = FakeOutlet()
         self.receiver = Receiver(
             self.outlet, Window(window, 1_000_000), Router("p.", LIMITS), lambda: time.time_ns() // 1_000_000
         )  # type: ignore[arg-type]
-        target = Target("127.0.0.1", self.broker.port, "c", True, keep_alive_s, 86_400, window)
+        target = Target("127.0.0.1", self.broker.port, "c", v5, keep_alive_s, 86_400, window)
         self.bridge = Bridge(target, {"te/#": 1}, FilterMemory(directory, "c"), self.receiver, self.outlet, None, 2.0)  # type: ignore[arg-type]
         self.thread = run(self.bridge.run)
 
@@ -247,6 +247,59 @@ def test_a_malformed_packet_ends_the_connection_and_is_counted(rig: Rig) -> None
     peer.send(publish(b"te/a", b"1", 1))
     assert peer.acknowledgement() == b"\x40\0\1"
     assert rig.number("decode_errors") == 2
+
+
+@pytest.mark.parametrize("v5", [True, False])
+def test_a_packet_that_stays_malformed_is_named_and_what_comes_before_it_is_produced_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], v5: bool
+) -> None:
+    """The broker's queue: two good messages, one without packet id, a good one. Nothing behind it is acknowledged."""
+    rig = Rig(tmp_path, v5=v5)
+    present = CONNACK_PRESENT if v5 else b"\x20\x02\x01\x00"
+    good = [publish(b"te/a", b"%d" % number, number, v5=v5) for number in (1, 2, 4)]
+    bad = publish(b"te/poison", b"3", 0, v5=v5)
+    peer = rig.broker.accept(v5=v5)
+    rig.outlet.holding = True
+    peer.send(good[0] + good[1] + bad + good[2])
+    until(lambda: rig.number("in_flight") == 2, "the good ones are produced")
+    rig.outlet.holding = False
+    assert [peer.acknowledgement(), peer.acknowledgement()] == [b"\x40\0\1", b"\x40\0\2"]
+    assert peer.packet() == (b"\xe0\x81" if v5 else b""), "the reason, where there is one, and nothing more"
+    peer.sock.close()
+    assert rig.bridge.snapshot.stuck == ""
+    for lost in range(1, 4):
+        peer = rig.broker.accept(present, v5=v5)
+        peer.send(bad + good[2])
+        assert peer.packet() == (b"\xe0\x81" if v5 else b"")
+        peer.sock.close()
+        until(lambda lost=lost: rig.number("fruitless_in_a_row") == lost, "counted")  # type: ignore[misc]
+    assert (rig.bridge.snapshot.stuck, rig.bridge.snapshot.ready) == ("malformed_packet", False)
+    assert rig.bridge.snapshot.fruitless == {"malformed_packet": 3}
+    assert rig.number("decode_errors") == 4
+    assert rig.outlet.values() == [b"1", b"2"]
+    peer = rig.broker.accept(present, v5=v5)
+    assert not rig.bridge.snapshot.ready, "connected is not yet progress"
+    peer.send(good[2])
+    assert peer.acknowledgement() == b"\x40\0\4"
+    until(lambda: rig.bridge.snapshot.ready, "it goes on")
+    assert (rig.bridge.snapshot.stuck, rig.number("fruitless_in_a_row")) == ("", 0)
+    rig.end()
+    said = capsys.readouterr().out
+    assert "PUBLISH without packet id" in said
+    assert bad[:24].hex() in said
+    assert said.count("no progress") == 1
+
+
+def test_a_broker_that_ends_every_connection_is_named_too(rig: Rig) -> None:
+    rig.broker.accept().send(b"\xe0\x02\x95\x00")
+    for _ in range(2):
+        rig.broker.accept(CONNACK_PRESENT).send(publish(b"te/a", b"1", 1, dup=True) + b"\xe0\x02\x95\x00")
+    until(lambda: rig.bridge.snapshot.stuck == "disconnected_by_broker", "named")
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    peer.send(publish(b"te/a", b"1", 1, dup=True))
+    assert peer.acknowledgement() == b"\x40\0\1"
+    until(lambda: rig.bridge.snapshot.ready, "it goes on")
+    assert rig.number("received") == rig.number("acknowledged") == 1
 
 
 def test_a_broker_without_the_session_is_subscribed_again(rig: Rig) -> None:

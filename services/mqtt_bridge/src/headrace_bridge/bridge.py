@@ -13,6 +13,7 @@ the metrics is made.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from dataclasses import dataclass, field
@@ -20,7 +21,14 @@ from dataclasses import dataclass, field
 import structlog
 
 from headrace_bridge import packets
-from headrace_bridge.connection import Connection, ConnectionLost, Target
+from headrace_bridge.connection import (
+    ENDED,
+    Connection,
+    ConnectionLost,
+    DisconnectedByBroker,
+    SubscriptionRefused,
+    Target,
+)
 from headrace_bridge.kafka import Outlet
 from headrace_bridge.outbound import FAILED, Outbound
 from headrace_bridge.packets import (
@@ -37,6 +45,7 @@ from headrace_bridge.packets import (
     Pong,
     Publish,
 )  # fmt: skip
+from headrace_bridge.progress import Progress
 from headrace_bridge.receive import Receiver
 from headrace_bridge.subscriptions import FilterMemory
 
@@ -50,6 +59,8 @@ STALLED_S = 60.0
 """Longer than any turn: one that connects waits for TCP, TLS and CONNACK, 5 s each."""
 OUTBOUND_S = 0.01  # until `outbound` is asked again when it had nothing: asking costs as much as ten messages
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+PART_S = 5.0
+"""For messages in flight when a malformed packet comes."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,8 @@ class Snapshot:
     by_qos: tuple[int, ...] = (0, 0, 0)
     dead_letters: dict[str, int] = field(default_factory=dict)
     latency: tuple[int, ...] = ()
+    fruitless: dict[str, int] = field(default_factory=dict)
+    stuck: str = ""  # what ends one connection after the other, see progress.py
 
     @property
     def alive(self) -> bool:
@@ -72,8 +85,8 @@ class Snapshot:
 
     @property
     def ready(self) -> bool:
-        """Both ends are there and all filters subscribed (bridge.md 6)."""
-        return self.connected and self.subscribed and self.kafka_up
+        """Both ends are there and all filters subscribed (bridge.md 6), and connections get anywhere."""
+        return self.connected and self.subscribed and self.kafka_up and not self.stuck
 
 
 class Bridge:
@@ -99,6 +112,7 @@ class Bridge:
         self._snapshot_at = 0.0
         self._stopping = False
         self._failures = 0
+        self._progress = Progress()
         self._counts = {"connects": 0, "connection_losses": 0, "decode_errors": 0}
         self.snapshot = Snapshot()
 
@@ -123,6 +137,7 @@ class Bridge:
     def _connect(self) -> None:
         self._connection = connection = Connection.connect(self._target)
         self._counts["connects"] += 1
+        self._progress.connected(self._done)
         self._backlog = True  # packets may have come together with CONNACK
         present = connection.connack.session_present
         log.info("connected", host=self._target.host, port=self._target.port, session_present=present)
@@ -214,7 +229,8 @@ class Bridge:
             case Connack():
                 raise MalformedPacket("a second CONNACK", PROTOCOL_ERROR)
             case Disconnected():
-                raise ConnectionLost(f"the broker disconnects with reason code {packet.code:#x}")
+                reason = ENDED.get(packet.code, "see MQTT 5, 3.14.2.1")
+                raise DisconnectedByBroker(f"the broker disconnects with reason code {packet.code:#x}: {reason}")
             case Pong():
                 if self._outbound is not None:
                     self._outbound.suspicion.works()
@@ -224,30 +240,53 @@ class Bridge:
     def _suback(self, ack: Ack) -> None:
         refused = [name for name, code in zip(self._subscriptions, ack.codes, strict=False) if code >= FAILED]
         if refused or len(ack.codes) != len(self._subscriptions):
-            raise ConnectionLost(f"subscriptions refused: {refused}, codes {ack.codes.hex()}")
+            raise SubscriptionRefused(f"subscriptions refused: {refused}, codes {ack.codes.hex()}")
         self._subscribed = True
         self._first = False
         self._failures = 0
         log.info("subscribed", filters=self._subscriptions)
 
     def _lost(self, error: ConnectionLost | MalformedPacket) -> None:
-        log.warning("connection lost", error=str(error), code=error.code)
+        packet = {"packet": error.start.hex()} if isinstance(error, MalformedPacket) and error.start else {}
+        log.warning("connection lost", error=str(error), code=error.code, **packet)
         if self._outbound is not None:
             self._outbound.lost(error if self._connection is not None else None)
         if self._connection is None:
             return
         self._counts["connection_losses"] += 1
-        self._counts["decode_errors"] += isinstance(error, MalformedPacket)
         if self._subscribed:
             self._failures = 0
-        self._connection.abort(error.reason if isinstance(error, MalformedPacket) else None)
+        if isinstance(error, MalformedPacket):
+            self._counts["decode_errors"] += 1
+            self._part(error.reason)
+        self._connection.abort()
         self._connection = None
         self._subscribed = False
         self._backlog = False
+        self._progress.lost(error.code, self._done)
         self._receiver.window.disconnected()
+        if stuck := self._progress.stuck(self._done):
+            words = "connections end before anything is acknowledged: what comes first in the session is to blame"
+            log.error("no progress", detail=words, cause=stuck, in_a_row=self._progress.in_a_row, error=str(error))
+
+    def _part(self, reason: int) -> None:
+        """After a malformed packet: acknowledge what came before it, or each reconnect would produce it once more."""
+        assert self._connection is not None
+        with contextlib.suppress(ConnectionLost):
+            self._settle(PART_S)
+            self._connection.close(reason)
+
+    @property
+    def _done(self) -> int:
+        """Messages that are settled for good, in both directions."""
+        letters = self._receiver.dead_letters.total()
+        if self._outbound is not None:
+            letters += self._outbound.acked + self._outbound.dead_letters.total()
+        return self._receiver.window.acknowledged + letters
 
     def _pause(self) -> None:
-        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
+        tries = min(10, max(self._failures, self._progress.in_a_row - 1))
+        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**tries) * random.uniform(0.5, 1)
         self._failures += 1
         until = time.monotonic() + pause
         while not self._stopping and (left := until - time.monotonic()) > 0:
@@ -259,21 +298,26 @@ class Bridge:
     def _finish(self) -> None:
         window = self._receiver.window
         log.info("stopping", in_flight=window.in_flight)
-        deadline = time.monotonic() + self._stop_s
         try:
-            while window.outstanding and time.monotonic() < deadline:
-                self._outlet.poll(BUSY_S)
-                self._take_snapshot()
-                if self._connection is not None:
-                    self._connection.send(self._receiver.acknowledgements())
+            self._settle(self._stop_s)
             if self._connection is not None:
-                self._connection.send(self._receiver.acknowledgements())
                 self._connection.close()
         except ConnectionLost as error:
             log.warning("connection lost", error=str(error), code=error.code)
         if self._outbound is not None:
             self._outbound.close()
         log.info("stopped", in_flight=window.in_flight, received=window.received, acknowledged=window.acknowledged)
+
+    def _settle(self, seconds: float) -> None:
+        """Wait for Kafka's reports, so long at most, and acknowledge what they settle."""
+        window, deadline = self._receiver.window, time.monotonic() + seconds
+        while window.outstanding and time.monotonic() < deadline:
+            self._outlet.poll(BUSY_S)
+            self._take_snapshot()
+            if self._connection is not None:
+                self._connection.send(self._receiver.acknowledgements())
+        if self._connection is not None:
+            self._connection.send(self._receiver.acknowledgements())
 
     def _take_snapshot(self, *, at_once: bool = False) -> None:
         now = time.monotonic()
@@ -291,9 +335,10 @@ class Bridge:
             "latency_sum_ms": receiver.latency_sum_ms,
             "publish_sent": outbound.sent if outbound else 0, "publish_acked": outbound.acked if outbound else 0,
             "publish_in_flight": outbound.in_flight if outbound else 0,
+            "fruitless_in_a_row": self._progress.row(self._done),
         }  # fmt: skip
         self.snapshot = Snapshot(
             now, self._connection is not None, self._subscribed, self._outlet.up, numbers, tuple(receiver.by_qos),
             dict(receiver.dead_letters + outbound.dead_letters if outbound else receiver.dead_letters),
-            tuple(receiver.latency),
+            tuple(receiver.latency), dict(self._progress.fruitless), self._progress.stuck(self._done),
         )  # fmt: skip

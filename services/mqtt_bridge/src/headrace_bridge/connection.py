@@ -35,6 +35,13 @@ REFUSED = {
     0x86: "bad user or password", 0x87: "not authorized", 0x88: "server unavailable", 0x89: "server busy",
     0x8A: "banned", 0x8C: "bad authentication method", 0x97: "quota exceeded", 0x9F: "connection rate exceeded",
 }  # fmt: skip
+ENDED = {
+    0x00: "without an error", 0x80: "unspecified error", 0x81: "malformed packet", 0x82: "protocol error",
+    0x87: "not authorized", 0x89: "server busy", 0x8B: "server shuts down", 0x8D: "keep-alive timeout",
+    0x8E: "session taken over by another client with this client id", 0x93: "receive maximum exceeded",
+    0x95: "packet too large", 0x96: "message rate too high", 0x97: "quota exceeded", 0x98: "administrative action",
+    0x9C: "use another server", 0x9D: "server moved", 0x9F: "connection rate exceeded",
+}  # fmt: skip
 
 
 class ConnectionLost(HeadraceError):
@@ -46,6 +53,20 @@ class ConnectionLost(HeadraceError):
 
 class Silence(ConnectionLost):
     """The broker has given no sign of life; the bridge ends the connection."""
+
+    code = "silence"
+
+
+class DisconnectedByBroker(ConnectionLost):
+    """DISCONNECT came, with the reason code in the message."""
+
+    code = "disconnected_by_broker"
+
+
+class SubscriptionRefused(ConnectionLost):
+    """SUBACK has a code of failure, or not as many codes as there are filters."""
+
+    code = "subscription_refused"
 
 
 @dataclass(frozen=True)
@@ -210,20 +231,20 @@ class Connection:
             self._written_at = now
             self.send(packets.PINGREQ_BYTES)
 
-    def close(self) -> None:
-        """End in good order; the session stays."""
+    def close(self, reason: int | None = None) -> None:
+        """End in good order; the session stays. `reason`: a code that tells a broker of MQTT 5 why."""
+        last = packets.DISCONNECT_BYTES
+        if reason is not None:
+            last = packets.DISCONNECT_FOR_BYTES + bytes((reason,)) if self._v5 else b""
         with contextlib.suppress(OSError):
             self._sock.settimeout(CLOSE_S)
-            self._sock.sendall(bytes(self._out) + packets.DISCONNECT_BYTES)
+            self._sock.sendall(bytes(self._out) + last)
             self._sock.shutdown(socket.SHUT_WR)  # with TLS, what comes after that is read without being understood
             deadline = time.monotonic() + CLOSE_S
             while time.monotonic() < deadline and self._sock.recv(READ_BYTES):
                 continue
         self.abort()
 
-    def abort(self, reason: int | None = None) -> None:
-        """Close at once; on MQTT 5 tell the broker why, if there is a reason code and it takes it."""
-        if reason is not None and self._v5:
-            with contextlib.suppress(OSError):
-                self._sock.send(packets.DISCONNECT_FOR_BYTES + bytes((reason,)))
+    def abort(self) -> None:
+        """Close at once."""
         self._sock.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from headrace_bridge.packets import LONGEST_LENGTH, PUBLISH, MalformedPacket, Packet, Publish, decode
 
 KEEP_BYTES = 16 * 1024 * 1024
+START_BYTES = 24  # of a malformed packet, for who looks for it
 PUBLISH_BITS, QOS_BITS = 0xF0, 6
 new_tuple = tuple.__new__
 
@@ -70,6 +71,7 @@ class Decoder:
                     self._join()
                 self._read(taken, limit)
         except MalformedPacket as error:
+            error.start = self._buffer[self._at : self._at + START_BYTES]
             self._broken = error
             if not taken:
                 raise
@@ -152,8 +154,8 @@ class Decoder:
         if len(buffer) < start + kept:
             self._need = start + kept - at
             return None
-        self._at = start + kept
         packet = decode(head, buffer[start : start + kept], length - kept, v5=self._v5)
+        self._at = start + kept
         return self._hold(packet) if isinstance(packet, Publish) and packet.missing else packet
 
     def _hold(self, publish: Publish) -> Publish | None:

@@ -35,6 +35,7 @@ GAUGES = {
     "in_flight_bytes": "their bytes that Kafka does not have yet",
     "publish_in_flight": "outbound messages without acknowledgement",
     "kafka_queue": "records without answer from Kafka",
+    "fruitless_in_a_row": "connections in a row that ended soon and before anything was acknowledged; 3: no progress",
 }
 
 
@@ -58,7 +59,11 @@ class SnapshotCollector(Collector):
         letters = CounterMetricFamily(PREFIX + "dead_letters", "messages that became dead letters", labels=["reason"])
         for reason, count in now.dead_letters.items():
             letters.add_metric([reason], count)
-        yield from (qos, letters, _latency(now))
+        words = "connections that ended soon and before anything was acknowledged"
+        fruitless = CounterMetricFamily(PREFIX + "fruitless_connections", words, labels=["cause"])
+        for cause, count in now.fruitless.items():
+            fruitless.add_metric([cause], count)
+        yield from (qos, letters, fruitless, _latency(now))
 
 
 def _states(now: Snapshot) -> Iterator[Metric]:
@@ -116,5 +121,9 @@ def _healthy(now: Snapshot) -> tuple[int, str, bytes]:
 
 
 def _ready(now: Snapshot) -> tuple[int, str, bytes]:
-    body = {"ready": now.ready, "mqtt": now.connected, "subscribed": now.subscribed, "kafka": now.kafka_up}
+    body: dict[str, bool | str] = {
+        "ready": now.ready, "mqtt": now.connected, "subscribed": now.subscribed, "kafka": now.kafka_up
+    }  # fmt: skip
+    if now.stuck:
+        body["stuck"] = now.stuck
     return (200 if now.ready else 503), "application/json", json.dumps(body).encode()

@@ -42,7 +42,10 @@ MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
 
 
 class MalformedPacket(HeadraceError):
-    """The stream cannot be read on; close the connection and open another. `reason`: MQTT 5's code for DISCONNECT."""
+    """The stream cannot be read on; close the connection and open another.
+
+    `reason`: MQTT 5's code for DISCONNECT; `start`: the first bytes of the packet, if the decoder knows them.
+    """
 
     code = "malformed_packet"
     retry = True
@@ -50,6 +53,7 @@ class MalformedPacket(HeadraceError):
     def __init__(self, problem: str, reason: int = MALFORMED) -> None:
         super().__init__(problem)
         self.reason = reason
+        self.start = b""
 
 
 class Publish(NamedTuple):
