@@ -177,7 +177,7 @@ class SharedResource(Resource):
         self.store = store
         self.lease = lease or LeaseConfig()
         self.guard: AbstractContextManager[Any] = nullcontext()
-        self._shared = self.config.shared_units
+        self._shared = self._effective = self.config.shared_units
         self._reserve = self.config.reserve_units
         self._lease_reserve = lease_reserve
         self._reserve_until_ms: int | None = None
@@ -314,7 +314,7 @@ class SharedResource(Resource):
         """
         shared = effective if most is None else {n: v - self._reserve.get(n, 0) for n, v in most.items()}
         partition_count(self.config, shared)
-        self._shared = dict(shared)
+        self._shared, self._effective = dict(shared), dict(effective)
         for held in self._held:
             held.worth = partition_worth(self.config, effective, held.partition)
         self._count_wanted()
@@ -356,8 +356,8 @@ class SharedResource(Resource):
         return changed
 
     def worth(self, partition: int) -> dict[str, int]:
-        """Units per second of a partition, by the configured capacity."""
-        return partition_worth(self.config, self._shared, partition)
+        """Units per second of a partition, by the capacity in force."""
+        return partition_worth(self.config, self._effective, partition)
 
     def _count_wanted(self) -> None:
         """Partitions wanted in all, and for the head alone (capacity.md 12, 13)."""
