@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 from bench.capacity.figures import pacings
@@ -132,20 +133,23 @@ def last_tenth(seen: Run, rows: int) -> float:
 
 
 def saturated(found: Servers, quick: bool) -> Iterator[Figure]:
-    """How much of a leased capacity is used with more input than it takes, batch after batch."""
+    """How much of a leased capacity is used with more input than it takes, batch after batch; both ways in which a
+    partition changes its owner (capacity.md 13)."""
     capacity = 2_000
-    for seconds, target, batches in ((20, 90.0, 2 if quick else 15), (5, 80.0, 4 if quick else 60)):
+    lengths = (20, 90.0, 2 if quick else 15), (5, 80.0, 4 if quick else 60)
+    for handover, (seconds, target, batches) in product(("wait", "inherit"), lengths):
         cost = 2 * MEASUREMENTS
         limit = capacity * seconds // cost
         values = [document(number) for number in range(limit * batches)]
         one = job(found, values, TWO, sink=found.database, state_dsn=found.database, path="staged", cost="per_row(1)",
-                  lease_store=found.database, resource=f"saturated-{seconds}", max=200,
+                  lease_store=found.database, resource=f"saturated-{seconds}-{handover}", max=200,
+                  handover=handover,
                   **per_trigger(limit, cost, capacity))  # fmt: skip
         seen = run(one, found.database)
         spent = [(at, units) for at, units, _ in seen.sent]
         span = seen.ends[-1][0] - seen.ends[0][0]
         used = sum(units for _, units in spent) * (batches - 1) / batches
-        name = f"capacity used, saturated, batches of {seconds} s"
+        name = f"capacity used, saturated, {handover}, batches of {seconds} s"
         yield Figure(name, 100 * used / (capacity * span), "%", target, notes=seen.notes())
         yield Figure(f"{name}: largest second", highest(spent) / capacity, "ratio", 1.0, least=False)
 

@@ -1,5 +1,6 @@
 """Never over, with real processes (capacity.md 17.2): owners killed, stopped, cut off, with wrong wall clocks and
-changing demand; a store that is slow and restarts. And the three broken builds, which the same check must find (17.3).
+changing demand; a store that is slow and restarts. Twice partitions change their owner with the ledger
+(`handover="inherit"`). And the broken builds, which the same check must find (17.3).
 
 `HEADRACE_NEVER_OVER_S`: seconds of the main runs, 30 if it is not given; 60 and 8 processes in `make soak`. The runs go
 on side by side, as most of their time is waiting.
@@ -87,10 +88,12 @@ def postgres() -> Iterator[Any]:
         yield PostgresUnderFire(2, server.url, server.restart)
 
 
-def under_fire(folder: Path, opened: Callable[[], Any], seed: int) -> list[tuple[int, int, int]]:
+def under_fire(
+    folder: Path, opened: Callable[[], Any], seed: int, handover: str = "wait"
+) -> list[tuple[int, int, int]]:
     """What the processes spent while all that may happen happened."""
     with opened() as store:
-        spenders = Spenders(folder, store.address, store.token, seed)
+        spenders = Spenders(folder, store.address, store.token, seed, handover)
         things = [spenders.kill, spenders.stop_one, spenders.stop_one, store.delay, store.cut]
         rng = Random(seed)
         try:
@@ -110,10 +113,10 @@ def under_fire(folder: Path, opened: Callable[[], Any], seed: int) -> list[tuple
         return spenders.spent()
 
 
-def alternating(folder: Path, build: str) -> list[tuple[int, int, int]]:
+def alternating(folder: Path, build: str, handover: str = "wait") -> list[tuple[int, int, int]]:
     """Two owners that want everything in turns, in few large operations: small smooth ones hide what is wrong."""
     plan = {"build": build, "costs": (LARGE,), "buffer": 1}
-    return _undisturbed(folder, [{"demand": "odd", **plan}, {"demand": "even", **plan}])
+    return _undisturbed(folder, [{"demand": "odd", **plan}, {"demand": "even", **plan}], handover=handover)
 
 
 def late_reply(folder: Path, build: str) -> list[tuple[int, int, int]]:
@@ -121,11 +124,13 @@ def late_reply(folder: Path, build: str) -> list[tuple[int, int, int]]:
     return _undisturbed(folder, [{"demand": "all", "build": build, "late_after": 20}, {"demand": "all"}], pause_s=4)
 
 
-def _undisturbed(folder: Path, plans: list[dict[str, Any]], pause_s: float = 0) -> list[tuple[int, int, int]]:
+def _undisturbed(
+    folder: Path, plans: list[dict[str, Any]], pause_s: float = 0, handover: str = "wait"
+) -> list[tuple[int, int, int]]:
     """A build that is to be found broken runs until it is, and a whole one as long as such a build usually does."""
     broken = any(plan.get("build") for plan in plans)
     store = Coordinator(TOKEN, cold=True).start()
-    spenders = Spenders(folder, store.address, TOKEN, 0)
+    spenders = Spenders(folder, store.address, TOKEN, 0, handover)
 
     def found() -> bool:
         return broken and judged(spenders.spent())[0] > LIMIT
@@ -154,9 +159,12 @@ def _undisturbed(folder: Path, plans: list[dict[str, Any]], pause_s: float = 0) 
 RUNS: dict[str, Callable[[Path], list[tuple[int, int, int]]]] = {
     "coordinator": lambda folder: under_fire(folder, coordinator, 11),
     "postgres": lambda folder: under_fire(folder, postgres, 12),
+    "inherit": lambda folder: under_fire(folder, coordinator, 13, "inherit"),
     "alternating": lambda folder: alternating(folder, ""),
+    "alternating, inherit": lambda folder: alternating(folder, "", "inherit"),
     "slice pacing": lambda folder: alternating(folder, "slice"),
     "no quarantine": lambda folder: alternating(folder, "quarantine"),
+    "no ledger handed over": lambda folder: alternating(folder, "silent", "inherit"),
     "late reply": lambda folder: late_reply(folder, ""),
     "deadline from the reply": lambda folder: late_reply(folder, "reply"),
 }
@@ -170,16 +178,16 @@ def spent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int,
         return {name: run.result() for name, run in running.items()}
 
 
-@pytest.mark.parametrize("run", ["coordinator", "postgres"])
+@pytest.mark.parametrize("run", ["coordinator", "postgres", "inherit"])
 def test_no_second_is_above_the_limit_whatever_happens(spent: Any, run: str) -> None:
     assert_never_over(spent[run], SECONDS, least_use=0.03)
 
 
-@pytest.mark.parametrize("run", ["alternating", "late reply"])
+@pytest.mark.parametrize("run", ["alternating", "alternating, inherit", "late reply"])
 def test_no_second_is_above_the_limit_where_the_broken_builds_fail(spent: Any, run: str) -> None:
     assert_never_over(spent[run], CONTROL_S, least_use=0.03)
 
 
-@pytest.mark.parametrize("run", ["slice pacing", "no quarantine", "deadline from the reply"])
+@pytest.mark.parametrize("run", ["slice pacing", "no quarantine", "no ledger handed over", "deadline from the reply"])
 def test_the_check_finds_a_broken_build(spent: Any, run: str) -> None:
     assert judged(spent[run])[0] > LIMIT

@@ -16,9 +16,19 @@ import pytest
 
 from headrace.kafka import free_port
 from headrace_core.capacity.errors import CapacityConfig, LeaseStoreUnavailable, PartitionsOutOfRange, UnknownResource
-from headrace_core.capacity.protocol import Claim, Grant, LeaseReply, LeaseRequest, RampSetting, ResourceConfig
+from headrace_core.capacity.pacing import NS_PER_MS
+from headrace_core.capacity.protocol import (
+    Claim,
+    Grant,
+    LeaseReply,
+    LeaseRequest,
+    RampSetting,
+    ResourceConfig,
+    Spent,
+)
 from tests.support import lease_servers
 from tests.support.lease_servers import Backend
+from tests.unit.core.capacity.test_handover import Instance
 
 pytestmark = pytest.mark.timeout(180)
 LONG_MS, SHORT_MS = 60_000, 300
@@ -279,6 +289,63 @@ def test_a_pause_reaches_every_owner(make: Callable[..., Callable[..., Owner]]) 
     owner = make()
     owner("first").sync(1, pause_ms=LONG_MS)
     assert 0 < owner("second").sync(1).pause_ms <= LONG_MS
+
+
+def test_a_partition_is_handed_over_with_what_was_spent(make: Callable[..., Callable[..., Owner]]) -> None:
+    """What a slow machine takes more than a second for has nothing left to hand over; then once more."""
+    owner = make(handover="inherit")
+    first, second = owner("first"), owner("second")
+    for _ in range(60):
+        first.sync_until(lambda reply: len(reply.grants) == 20, 20, inherits=True)
+        given, began = first.held, time.monotonic()
+        spent = (Spent(given[0].partition, 0, 7), Spent(given[1].partition, 90, 5))
+        first.sync(0, held=(), released=given, inherits=True, spent=spent)
+        lost = second.sync(20, inherits=True)
+        again = second.sync(20, inherits=True, held=())
+        kept = second.sync(20, inherits=True)
+        took_ms = (time.monotonic() - began) * 1000
+        assert len(lost.grants) == len(kept.grants) == 20, "no quarantine"
+        assert kept.inherited == (), "what is held has arrived"
+        told = [(each.partition, each.cost) for each in again.inherited]
+        assert all(age_ms <= took_ms + 90 for _, age_ms, _ in lost.inherited), "no entry gets older than it is"
+        if took_ms < 900:
+            assert told == [(each.partition, each.cost) for each in lost.inherited] == [(s[0], s[2]) for s in spent]
+            return
+        second.sync(0, held=(), released=second.held, inherits=True)
+    raise AssertionError("no exchange took less than a second")
+
+
+def test_who_does_not_inherit_waits_and_so_does_who_comes_after_it(make: Callable[..., Callable[..., Owner]]) -> None:
+    owner = make(handover="inherit")
+    first, second, third = owner("first"), owner("second"), owner("third")
+    first.sync(20, inherits=True)
+    first.sync(0, held=(), released=first.held, inherits=True)
+    assert second.sync(20).grants == ()
+    second.sync(0)
+    assert len(third.sync(20, inherits=True).grants) == 20
+    third.sync(0, held=(), released=third.held)
+    assert first.sync(20, inherits=True).grants == ()
+
+
+def test_the_next_owner_has_the_ledger_of_the_one_before(backend: Backend) -> None:
+    """Batcher, agent and store: what one spent is in the books of the other."""
+    for _ in range(60):
+        name, began = f"r-{uuid.uuid4().hex[:10]}", time.monotonic()
+        old, new = (Instance(backend.client(), each, name) for each in ("old", "new"))
+        old.resource.request(300)
+        old.exchange(0)
+        assert old.spend(250, 100)
+        old.core.step(200)
+        old.resource.request(0)
+        old.exchange(200)
+        new.resource.request(300)
+        new.exchange(200)
+        assert new.resource.capacity == 300
+        if time.monotonic() - began < 0.8:
+            assert new.core.used(200 * NS_PER_MS) == 250
+            assert not new.spend(60, 210)
+            return
+    raise AssertionError("no exchange took less than a second")
 
 
 def test_a_restart_grants_nothing_that_is_held_and_epochs_go_on(backend: Backend) -> None:

@@ -141,6 +141,19 @@ def test_every_chunk_and_every_slice_is_one_operation_that_is_paid_and_recorded(
     assert bench.sql("SELECT records, rows, cost FROM hr_batch_ledger") == [(1, 10, 35)]
 
 
+def test_the_capacity_goes_back_before_the_commit(make: Callable[..., Bench]) -> None:
+    """Told once nothing more goes out, while others still see nothing of the micro-batch."""
+    bench, seen = make(), list[int]()
+    records = [record(0, document(1, [member(t, t) for t in range(10)]))]
+    done = bench.task(0, records)
+    patience = Patience(3_000, sleep=bench.slept.append)
+    merged = lambda: seen.append(len(bench.sql("SELECT 1 FROM measurements")))  # noqa: E731
+    writer = StagedWriter(bench.settings, bench.ledger, bench.outbox, bench.pacer, patience, merged=merged)
+    counts = writer.write(_BATCH, [done], fetch_from(records))
+    assert seen == [0]
+    assert len(bench.sql("SELECT 1 FROM measurements")) == counts.rows > 0
+
+
 def test_slices_and_chunks_are_halved_until_their_kib_fit(make: Callable[..., Bench]) -> None:
     bench = make(cost="per_kib(10)", stage_cost="per_kib(5)", capacity=30, max=100)
     counts = bench.write([record(0, document(1, [member(t, t, "m" * 1000) for t in range(8)]))], tasks=1)

@@ -24,10 +24,10 @@ APART_NS = 200_000_000
 
 
 class Spenders:
-    """The processes of one resource. `seed` decides what is done to them."""
+    """The processes of one resource. `seed` decides what is done to them; `handover`: of the resource."""
 
-    def __init__(self, folder: Path, store: str, token: str, seed: int) -> None:
-        self.folder, self.store, self.token = folder, store, token
+    def __init__(self, folder: Path, store: str, token: str, seed: int, handover: str = "wait") -> None:
+        self.folder, self.store, self.token, self.handover = folder, store, token, handover
         self.rng, self.made = Random(seed), 0
         self.running: list[subprocess.Popen[bytes]] = []
         self.stopped: dict[int, float] = {}
@@ -36,6 +36,7 @@ class Spenders:
     def start(self, **plan: object) -> subprocess.Popen[bytes]:
         self.made += 1
         members = {"resource": self.folder.name, "out": str(self.folder / f"{self.made}.spent"), "seed": self.made}
+        members["handover"] = self.handover
         whole = Plan(store=self.store, token=self.token, **{**members, **plan})  # type: ignore[arg-type]
         errors = (self.folder / f"{self.made}.err").open("wb")
         with errors:

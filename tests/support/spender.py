@@ -23,9 +23,9 @@ from headrace_core.capacity.batcher import Batcher
 from headrace_core.capacity.config import LeaseConfig
 from headrace_core.capacity.errors import BatcherError, LeaseStoreUnavailable
 from headrace_core.capacity.operation import Batch, Operation, Watcher
-from headrace_core.capacity.protocol import LeaseReply, LeaseRequest
+from headrace_core.capacity.protocol import Handover, LeaseReply, LeaseRequest
 from headrace_core.capacity.resources import SharedResource
-from tests.support.agent_sim import FromReply, NeverRenewed
+from tests.support.agent_sim import FromReply, NeverRenewed, Silent
 
 LIMIT, FACTOR = 2_000, 100
 COSTS = (60, 100, 300, 900)
@@ -44,7 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     demand: Literal["random", "odd", "even", "all"] = "random"
     turn_s: float = 2.0
     wall_s: int = 0
-    build: Literal["", "slice", "quarantine", "reply"] = ""
+    build: Literal["", "slice", "quarantine", "reply", "silent"] = ""
+    handover: Handover = "wait"
     late_after: int = 0
     costs: tuple[int, ...] = COSTS
     buffer: int = 200
@@ -75,7 +76,7 @@ class Spender:
         self.plan, self.rng = plan, Random(plan.seed)
         self.file = os.open(plan.out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.seen = threading.local()
-        agents = {"slice": NeverRenewed, "reply": FromReply}
+        agents = {"slice": NeverRenewed, "reply": FromReply, "silent": Silent}
         if plan.build in agents:
             lease_client.LeaseAgent = agents[plan.build]  # type: ignore[misc]
         store: Any = open_store(plan.store, token=plan.token, call_timeout_ms=3_000)
@@ -91,6 +92,7 @@ class Spender:
             name=plan.resource,
             shared_capacity=LIMIT,
             factor=FACTOR,
+            handover=plan.handover,
         )
         self.batcher = Batcher(
             resource,

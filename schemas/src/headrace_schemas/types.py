@@ -341,6 +341,7 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lease_token_file: str | UnsetType = UNSET
     resource: str | UnsetType = UNSET
     weight: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
+    handover: Any | UnsetType = UNSET
     factor: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET
     trigger_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     available_now: bool | UnsetType = UNSET

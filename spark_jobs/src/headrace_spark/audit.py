@@ -208,5 +208,6 @@ def _inside(opened_ms: int, emitted: int | None, edge: Edge) -> bool:
 
 def _emitted_by(record: Record) -> int | None:
     """The offset of the routed record that put the batch out, by the header `id` (`stage:partition:offset:index`)."""
-    parts = (header(record.headers, "id") or b"").split(b":")
+    first = record.headers[0] if record.headers else ("", b"")
+    parts = (first[1] if first[0] == "id" else header(record.headers, "id") or b"").split(b":")
     return int(parts[2]) if len(parts) == 4 and parts[2].isdigit() else None

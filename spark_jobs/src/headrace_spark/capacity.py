@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from headrace_capacity.stores import open_store
 from headrace_core.capacity.errors import LeaseStoreUnavailable
@@ -26,6 +27,8 @@ from headrace_spark.pacing import SECOND_NS, Pacer, PausingPacing
 from headrace_spark.patience import Patience
 from headrace_spark.settings import Settings
 
+FIRST_NS: Final = SECOND_NS // 2
+
 
 class Eager(SharedResource):
     """Wants all, or `most` units per second of it, as long as anything waits, and a second longer: the next request of
@@ -34,15 +37,21 @@ class Eager(SharedResource):
 
     Who knows that work comes says so ahead (`expect`): the leases come while it is made ready. Who knows that no more
     comes says that too (`rest`): what is held goes back with the next call and not a second later, so the other
-    processes of the job, whose turn it is, wait for the quarantine alone. Both may be called by any thread."""
+    processes of the job, whose turn it is, wait for the quarantine alone. Both may be called by any thread.
 
-    _wanted_ns = -SECOND_NS
+    Of several that begin at one time the first would be dealt all, and would hand most of it on a moment later. So in
+    its first moment (`FIRST_NS`) one asks for no more than `first` units per second."""
+
+    _wanted_ns = _began_ns = -SECOND_NS
     _resting = False
-    most = 0
+    most = first = 0
 
     def expect(self) -> None:
         """Work comes soon."""
-        self._wanted_ns, self._resting = time.monotonic_ns(), False
+        now_ns = time.monotonic_ns()
+        if self._resting or self._wanted_ns < 0:
+            self._began_ns = now_ns
+        self._wanted_ns, self._resting = now_ns, False
 
     def rest(self) -> None:
         """All work is done, until `expect`."""
@@ -56,8 +65,9 @@ class Eager(SharedResource):
         now_ns = time.monotonic_ns()
         if cost:
             self._wanted_ns = now_ns
-        eager = now_ns - self._wanted_ns < SECOND_NS
-        super().request((self.most or self.max_capacity) if eager else 0, head)
+        begins = self.first and now_ns - self._began_ns < FIRST_NS
+        all_of_it = self.first if begins else self.most or self.max_capacity
+        super().request(all_of_it if now_ns - self._wanted_ns < SECOND_NS else 0, head)
 
 
 def in_driver(settings: Settings) -> Pacer:
@@ -114,8 +124,10 @@ def _leased(settings: Settings) -> Pacer:
         shared_capacity=settings.capacity,
         factor=settings.partition_worth,
         weight=settings.weight,
+        handover=settings.handover,
     )
     resource.most = _most(settings) if settings.max_share < 1 else 0
+    resource.first = settings.first_units if _in_task() else 0
     Patience(settings.sink_down_max_ms).keep(functools.partial(_made_known, resource))
     return Pacer(
         resource,
@@ -151,6 +163,10 @@ def _share(settings: Settings) -> int:
 def _most(settings: Settings) -> int:
     """What this process may want: whole partitions. The Python workers share what the job may take; the driver merges
     when they have ended."""
+    return settings.task_units if _in_task() else settings.share_units
+
+
+def _in_task() -> bool:
     from pyspark import TaskContext
 
-    return settings.share_units if TaskContext.get() is None else settings.task_units
+    return TaskContext.get() is not None

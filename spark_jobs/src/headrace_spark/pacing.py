@@ -98,6 +98,7 @@ class Pacer:
             limiter,
             clock=self._clock,
             flush_interval_ms=FLUSH_INTERVAL_MS,
+            capacity_interval_ms=FLUSH_INTERVAL_MS,
             max_concurrent_batches=concurrent,
             headroom=headroom,
             stall_ms=min(STALL_MS, max_wait_ms),

@@ -38,8 +38,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lets rows wait for others of their time, for `lateness_ms` and `linger_ms` (packing.md 6); a request is tried again
     for `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store` (`tcp://` with a
     token, `postgresql://`, `redis://`, or `embedded` in the driver): the capacity is that of `resource`, shared with
-    all that use it by `weight`; `factor` is what a leased partition is worth. `max_share`: the job never takes more of
-    the capacity. `max_concurrent_batches`: most requests at work at one time in each process. `max_wait_ms`: how long
+    all that use it by `weight`; `factor` is what a leased partition is worth. `handover`: a partition that is given
+    back waits for a second, or takes the ledger of what was spent along. `max_share`: the job never takes more of the
+    capacity. `max_concurrent_batches`: most requests at work at one time in each process. `max_wait_ms`: how long
     one waits for capacity while nothing goes out anywhere.
     `sink` `http(s)://...` or `call:...` in mode `keyed` (`destinations.py`): rows are tried `max_attempts` times, then
     their record goes to `retry_topic` (`<prefix><job>.retry`) and comes back on `<prefix><job>.again`, `max_rounds`
@@ -83,6 +84,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lease_token_file: str = ""
     resource: str = ""
     weight: int = 4
+    handover: Literal["wait", "inherit"] = "wait"
     max_share: float = 1.0
     max_concurrent_batches: int = 4
     max_wait_ms: int = 600_000
@@ -200,6 +202,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """The part of it that one Python worker may take: all of them send at one time."""
         worth = self.partition_worth
         return self.share_units // self.tasks_at_once // worth * worth if self.shares else self.share_units
+
+    @property
+    def first_units(self) -> int:
+        """What a Python worker leases at first: its part, if as many begin at one time as can."""
+        worth = self.partition_worth
+        return -(-self.share_units // (self.tasks_at_once * worth)) * worth
 
     @property
     def shares(self) -> bool:

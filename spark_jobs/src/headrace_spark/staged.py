@@ -50,6 +50,7 @@ class StagedWriter:
         *,
         faults: Faults = NO_FAULTS,
         advanced: Callable[[], None] = lambda: None,
+        merged: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
@@ -59,6 +60,8 @@ class StagedWriter:
         self._patience = patience
         self._faults = faults
         self._advanced = advanced
+        self._merged = merged
+        """Told when nothing more of a micro-batch goes out: its capacity need not wait for the commit."""
         self._spent = 0
         self._dead_rows = 0
         """Deleted from the staging table, which still takes their room."""
@@ -131,6 +134,7 @@ class StagedWriter:
         outcome = Outcome()
         if sifted.ids:
             outcome = merge.merge(merge.choose(attempts, sifted.ids))
+        self._merged()
         letters = [*sifted.letters, *self._refused(merge.guilty, fetch)]
         if letters:
             self._outbox.send(letters)

@@ -86,6 +86,9 @@ def test_a_leased_backfill_wants_at_most_its_share(monkeypatch: pytest.MonkeyPat
     for max_share, most in ((1.0, 0), (0.5, 500), (0.33, 300), (0.05, 50)):
         capacity.in_driver(job(lease_store="tcp://a:1", max_share=max_share))
         assert made[-1].most == most
+    assert [one.config.handover for one in made] == ["wait"] * 4
+    capacity.in_driver(job(lease_store="tcp://a:1", handover="inherit"))
+    assert (made[-1].config.handover, made[-1].first) == ("inherit", 0), "the driver has no others beside it"
     made[1].start()
     made[1].request(5)
     assert made[1].wanted == 10
@@ -110,6 +113,8 @@ def test_no_request_and_no_chunk_costs_more_than_what_its_process_may_want() -> 
     assert direct.bounds.rows == direct.task_units == 50, "tasks send"
     sqlite = {"sink": "sqlite:////s.db", "state_dsn": "sqlite:////s.db"}
     assert leased(max_share=0.33, path="direct", **sqlite).bounds.rows == 300, "the driver sends"
+    parts = [leased(master=f"local[{tasks}]").first_units for tasks in (1, 2, 3, 100)]
+    assert parts == [500, 250, 200, 50], "whole partitions, and at least one"
     whole = leased(max_share=1.0)
     assert (whole.share_units, whole.task_units, whole.chunk_bounds.rows) == (1000, 1000, 1000)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headrace_spark import capacity
 from headrace_spark.seen import Watched
 from tests.unit.spark.fakes import AtOnce
@@ -45,6 +47,26 @@ def test_when_work_is_over_only_what_still_goes_out_is_wanted_and_then_nothing()
     one.expect()
     one.request(0)
     assert one.wanted == CAPACITY // WORTH
+
+
+def test_one_of_several_that_begin_together_asks_for_its_part_first_and_soon_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = [10**12]
+    monkeypatch.setattr(capacity.time, "monotonic_ns", lambda: now_ns[0])
+    one = eager()
+    one.first = CAPACITY // 2
+    for _ in range(2):
+        one.expect()
+        one.request(10)
+        assert one.wanted == CAPACITY // WORTH // 2
+        one.request(10, head=CAPACITY)
+        assert one.wanted == CAPACITY // WORTH, "one operation may need more than the part"
+        now_ns[0] += capacity.FIRST_NS
+        one.expect()
+        one.request(10)
+        assert one.wanted == CAPACITY // WORTH, "what nobody else asked for by now"
+        one.rest()
 
 
 class Told:

@@ -65,6 +65,7 @@ WRONG: dict[str, list[Any]] = {
     "lease_token_file": [{"lease_store": "tcp://h:1"}],
     "resource": [],
     "weight": [0, FAR],
+    "handover": ["", "inherits"],
     "max_share": [0, 1.01, 0.0005, {"max_share": 0.04, "lease_store": "redis://h:1"},
                   {**HTTP, "max_share": 0.06, "lease_store": "redis://h:1"}],
     "max_concurrent_batches": [0, FAR],

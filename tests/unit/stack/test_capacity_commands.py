@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,26 @@ def test_a_decrease_is_in_force_when_its_owners_confirmed_it(coordinator: Coordi
     coordinator.sync(LeaseRequest(resource="db", owner="a", seq=2, want=10, **confirmed), 5_000)  # type: ignore[arg-type]
     waited = invoke("set", "db", "--shared", "60", "--ramp", "5/1000", "--wait", "5")
     assert (waited.exit_code, "configuration 3 of db is in force" in waited.output) == (0, True)
+
+
+def test_how_partitions_change_their_owner_can_be_changed(coordinator: CoordinatorStore) -> None:
+    long = ResourceConfig(resource="slow", shared_capacity=10, factor=10, quarantine_ms=60_000)
+    coordinator.provision(long)
+
+    def given_back_and_taken() -> int:
+        """Partitions that one gives back and another gets at once."""
+        grants = coordinator.sync(LeaseRequest(resource="slow", owner="a", seq=next(numbers), want=1), 5_000).grants
+        freed = tuple(Claim(grant.partition, grant.epoch) for grant in grants)
+        back = {"released": freed, "inherits": True}
+        coordinator.sync(LeaseRequest(resource="slow", owner="a", seq=next(numbers), **back), 5_000)  # type: ignore[arg-type]
+        ask = LeaseRequest(resource="slow", owner="b", seq=next(numbers), want=1, inherits=True)
+        return len(coordinator.sync(ask, 5_000).grants)
+
+    numbers = itertools.count(1)
+    assert given_back_and_taken() == 0
+    assert invoke("set", "slow", "--handover", "inherit").exit_code == 0
+    assert given_back_and_taken() == 1
+    assert invoke("set", "slow", "--handover", "inherits").exit_code == 2
 
 
 def test_a_pause_reaches_the_writers(coordinator: CoordinatorStore) -> None:

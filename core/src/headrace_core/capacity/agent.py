@@ -167,12 +167,15 @@ class LeaseAgent:
         return (changed and moved) or unnamed or self._resource.pause_wanted_until_ms is not None
 
     def _hand_over(self, now_ms: int) -> tuple[Spent, ...]:
-        """What goes with all that is given back: what was spent above what is still held (`handover.py`)."""
+        """What goes with all that is given back: what was spent above what is still held (`handover.py`). The newest
+        entries go with what is named for the first time: the store may have taken an earlier call, whose reply was
+        lost, and then takes nothing more for the partitions that it named."""
         resource = self._resource
         if resource.pacer is None or not self._released:
             return ()
         newest = resource.pacer.newest(now_ms * NS_PER_MS, resource.held_units)
-        return hand_over(newest, [(partition, resource.worth(partition)) for partition, _ in self._released], now_ms)
+        latest = sorted(self._released.items(), key=lambda named: -(named[1] or 0))
+        return hand_over(newest, [(partition, resource.worth(partition)) for (partition, _), _ in latest], now_ms)
 
     def _take_over(self, reply: LeaseReply, now_ms: int) -> None:
         """Before the partitions count: what their old owners spent is in this ledger."""

@@ -25,7 +25,9 @@ from headrace_core.capacity.protocol import (
 )
 from headrace_core.capacity.worth import worth_of
 
-CHANGEABLE = frozenset({"shared_capacity", "reserved_capacity", "max_instances", "total_capacity", "ramp", "adaptive"})
+CHANGEABLE = frozenset(
+    {"shared_capacity", "reserved_capacity", "max_instances", "total_capacity", "ramp", "adaptive", "handover"}
+)
 
 
 def configure(state: LeaseState, changes: Mapping[str, object], now_ms: int) -> LeaseState:

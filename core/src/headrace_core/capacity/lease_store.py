@@ -36,6 +36,10 @@ from headrace_core.capacity.worth import worth_of
 HANDED_ON_MS = 5_000
 """With more wanting owners than partitions, and with two oversize heads, a turn lasts so long."""
 
+LOOK_MS = 100
+"""One who inherits and has less than its share looks so often for what others give back. One that has its share and
+wants more looks after so long for each owner that is known: ten such calls a second come to a resource at most."""
+
 REFUSED_SHARE = 0.01
 FACTOR_FLOOR, FACTOR_RISE, SECOND_MS = 50, 100, 1_000
 
@@ -54,7 +58,7 @@ def sync(state: LeaseState, request: LeaseRequest, now_ms: int) -> tuple[LeaseSt
     share = exchange.shares()[request.owner]
     grants, surplus = exchange.settle(request, share, kept)
     slot = exchange.reserve(request)
-    reply = exchange.reply(grants, (*drop, *surplus), slot, exchange.wait(share - len(grants)))
+    reply = exchange.reply(grants, (*drop, *surplus), slot, exchange.wait(request, share, len(grants)))
     return exchange.state(), reply
 
 
@@ -321,14 +325,17 @@ class _Exchange:
     def _slot_is_open(self, index: int, never: Partition, owner: str) -> bool:
         return self.slots.get(index, never).open_to(owner, self.now_ms)
 
-    def wait(self, missing: int) -> int:
-        """When a call would be granted more: the end of the learning time or of the next quarantine; 0 = unknown."""
-        if missing <= 0:
-            return 0
-        if self.learning:
+    def wait(self, request: LeaseRequest, share: int, granted: int) -> int:
+        """When a call would be granted more: the end of the learning time or of the next quarantine; 0 = unknown. One
+        who inherits may be granted more as soon as another gives back."""
+        missing = share - granted
+        if missing > 0 and self.learning:
             return self.before.learn_until_ms - self.now_ms
+        if self._inherits(request):
+            wants_more = granted < min(request.want, self.count)
+            return LOOK_MS if missing > 0 else LOOK_MS * len(self.owners) if wants_more else 0
         ends = [p.free_at_ms for i, p in self.partitions.items() if p.owner is None and i < self.count]
-        return min((end - self.now_ms for end in ends if end > self.now_ms), default=0)
+        return min((end - self.now_ms for end in ends if end > self.now_ms), default=0) if missing > 0 else 0
 
     def reply(self, grants: list[Grant], drop: tuple[Claim, ...], slot: int | None, wait_ms: int) -> LeaseReply:
         config = self.config

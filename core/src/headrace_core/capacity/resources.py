@@ -366,8 +366,8 @@ class SharedResource(Resource):
         return changed
 
     def worth(self, partition: int) -> dict[str, int]:
-        """Units per second of a partition, by the configured capacity."""
-        return partition_worth(self.config, self._shared, partition)
+        """Units per second of a partition, by the capacity in force."""
+        return partition_worth(self.config, self._effective, partition)
 
     def _count_wanted(self) -> None:
         """Partitions wanted in all, and for the head alone (capacity.md 12, 13)."""

@@ -16,7 +16,7 @@ from rich.table import Table
 from headrace.calibration import calibrated
 from headrace_capacity.stores import ClosableStore, open_store
 from headrace_core.capacity.in_force import InForce
-from headrace_core.capacity.protocol import Capacity, LeaseRequest, RampSetting, StoreStatus
+from headrace_core.capacity.protocol import Capacity, Handover, LeaseRequest, RampSetting, StoreStatus
 from headrace_core.errors import HeadraceError
 
 FAILED = 1
@@ -66,12 +66,15 @@ def change(
     ramp: Annotated[
         str | None, typer.Option(help="STEP/MS: an increase goes by STEP units/s each MS milliseconds")
     ] = None,
+    handover: Annotated[
+        Handover | None, typer.Option(help="a partition waits a second for its next owner, or takes the ledger along")
+    ] = None,
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="seconds to wait until it is in force")] = 0,
 ) -> None:
     """Change a resource at run time. Exit code 1 if it is not in force within `--wait` seconds."""
     changes: dict[str, object] = {"max_instances": max_instances, "adaptive": adaptive}
     changes |= {"shared_capacity": _amount("--shared", shared), "reserved_capacity": _amount("--reserved", reserved)}
-    changes |= {"ramp": _ramp(ramp)}
+    changes |= {"ramp": _ramp(ramp), "handover": handover}
     given = {name: value for name, value in changes.items() if value is not None}
     if not given:
         raise typer.BadParameter("nothing to change was given")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
@@ -21,7 +22,8 @@ _ARROW: Final = pa.schema([
     ("digest", pa.string()), ("from_ms", pa.int64()), ("to_ms", pa.int64()), ("next", pa.int64()),
     ("records", pa.int64()), ("judged", pa.int64()),
 ])  # fmt: skip
-_LINE: Final = ("partition", "id", "source", "side", "digest")
+_NO_EDGE: Final = (None,) * 5
+_YOUNG: Final = 100_000
 _EDGE: Final = ("partition", "from_ms", "to_ms", "next", "records", "judged")
 EDGE: Final = "edge"
 Batches = Iterable[pa.RecordBatch]
@@ -32,6 +34,7 @@ def replayer(config: BatchingConfig, plans: Mapping[int, Plan]) -> Task:
     """The task of a partition of the routed topic: the engine over its records."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        _calm()
         replay: Replay | None = None
         for batch in batches:
             records = records_of(batch)
@@ -50,6 +53,7 @@ def comparer(edges: Mapping[int, Edge]) -> Task:
     """The task of a partition of the batched topic: what stands there."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        _calm()
         for batch in batches:
             yield _table(actual(one, edges.get(one.partition)) for one in records_of(batch))
 
@@ -118,6 +122,17 @@ def _counts(column: Any) -> Iterator[int]:
 
 
 def _table(found: Iterable[Line], ends: Iterable[Edge] = ()) -> pa.RecordBatch:
-    rows = [{name: getattr(one, name) for name in _LINE} for one in found]
-    rows += [{"side": EDGE, **{name: getattr(one, name) for name in _EDGE}} for one in ends]
-    return pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+    rows = [(one.partition, one.id, one.source, one.side, one.digest, *_NO_EDGE) for one in found]
+    rows += [(one.partition, None, None, EDGE, None, *(getattr(one, name) for name in _EDGE[1:])) for one in ends]
+    columns = zip(*rows, strict=True) if rows else [()] * len(_ARROW)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, _ARROW, strict=True)], schema=_ARROW
+    )
+
+
+def _calm() -> None:
+    """Records hold no cycles, so walking over those of a batch again and again frees nothing: a quarter of the CPU time
+    of the engine. Once for each Python worker."""
+    if gc.get_threshold()[0] != _YOUNG:
+        gc.freeze()
+        gc.set_threshold(_YOUNG, 20, 50)

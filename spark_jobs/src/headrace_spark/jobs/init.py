@@ -52,6 +52,8 @@ capacity = 500                        # units a second, never more in any second
 # lease_token_file = ""               # or in a file that is on every host
 # resource = ""                       # what is shared; the job's name if absent
 # weight = 4                          # of this job's share; a backfill has 1
+# handover = "wait"                   # a leased partition waits a second for its next owner; "inherit": it takes along
+                                      # what was spent in that second
 # max_share = 1.0                     # never more of the capacity than this
 # max_concurrent_batches = 4           # most requests at work at one time in each Python worker
 # max_wait_ms = 600000                # a request waits for capacity while any goes out anywhere; without any, so long

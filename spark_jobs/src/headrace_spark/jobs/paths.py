@@ -102,8 +102,9 @@ class Staged:
         self._run = uuid.uuid4().hex
         self._sink = PostgresSink(settings.sink, settings.table)
         self._writer = StagedWriter(
-            settings, ledger, outbox, self.pacer, patience, faults=self._faults, advanced=advanced
-        )
+            settings, ledger, outbox, self.pacer, patience,
+            faults=self._faults, advanced=advanced, merged=self.pacer.rest,
+        )  # fmt: skip
 
     def prepare(self) -> None:
         self._sink.prepare()

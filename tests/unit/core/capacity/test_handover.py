@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from headrace_core.capacity.agent import LeaseAgent
 from headrace_core.capacity.config import BatcherConfig
 from headrace_core.capacity.core import BatcherCore
+from headrace_core.capacity.errors import CapacityConfig
 from headrace_core.capacity.handover import GRAIN_MS, hand_over, take_over
+from headrace_core.capacity.lease_store import LOOK_MS
 from headrace_core.capacity.ledger import Ledger
 from headrace_core.capacity.memory_store import MemoryStore
 from headrace_core.capacity.operation import Operation, Watcher
 from headrace_core.capacity.pacing import NS_PER_MS
-from headrace_core.capacity.protocol import Spent
+from headrace_core.capacity.protocol import LeaseStore, ResourceConfig, Spent
 from headrace_core.capacity.resources import SharedResource
 from tests.unit.core.capacity.test_lease_store import World, indexes
 
@@ -144,9 +146,9 @@ def test_an_owner_is_not_told_of_what_it_spent_itself() -> None:
 class Instance:
     """Batcher, resource and agent over a store that the test shares out."""
 
-    def __init__(self, store: MemoryStore, name: str) -> None:
+    def __init__(self, store: LeaseStore, name: str, resource: str = "default") -> None:
         self.store = store
-        self.resource = SharedResource(store, shared_capacity=300, factor=100, handover="inherit")
+        self.resource = SharedResource(store, name=resource, shared_capacity=300, factor=100, handover="inherit")
         self.resource.start()
         self.core = BatcherCore(BatcherConfig(), self.resource)
         self.core.start(0)
@@ -154,7 +156,7 @@ class Instance:
 
     def exchange(self, now_ms: int) -> None:
         ask = self.agent.begin(now_ms)
-        self.agent.receive(ask.seq, self.store.sync(ask), now_ms)
+        self.agent.receive(ask.seq, self.store.sync(ask, 10_000), now_ms)
 
     def spend(self, cost: int, now_ms: int) -> bool:
         self.core.enqueue(Operation(Watcher(lambda batch: batch), cost, None), now_ms)
@@ -180,6 +182,54 @@ def test_the_new_owner_may_spend_only_what_the_old_one_left() -> None:
     assert not new.spend(60, 300)
     new.resource.request(300)
     assert new.core.step(1_150).batches != []
+
+
+def test_what_goes_with_a_partition_is_not_lost_when_the_reply_to_an_earlier_release_was() -> None:
+    """The store may have taken an earlier release, and then takes nothing more for that partition: the ledger goes with
+    what is named for the first time."""
+    clock = [0]
+    store = MemoryStore(lambda: clock[0])
+    old, new = Instance(store, "old"), Instance(store, "new")
+    old.resource.request(300)
+    old.exchange(0)
+    clock[0] = 200
+    old.resource.request(100)
+    ask = old.agent.begin(200)
+    store.sync(ask)
+    old.agent.failed(ask.seq, 200)
+    assert old.spend(100, 300)
+    old.core.step(310)
+    clock[0] = 400
+    old.resource.request(0)
+    old.exchange(400)
+    new.resource.request(300)
+    new.exchange(400)
+    assert (new.resource.capacity, new.core.used(400 * NS_PER_MS)) == (300, 100)
+
+
+def test_one_who_inherits_looks_for_what_others_give_back() -> None:
+    """In time for its share; seldom, and the less often the more owners there are, for what is above it."""
+    world = World(partitions=2, options={"handover": "inherit"})
+    world.call("A", 2, at=0, inherits=True)
+    assert world.call("B", 2, at=10, inherits=True).next_sync_ms == LOOK_MS
+    assert world.call("B", 2, at=10).next_sync_ms == 0, "it waits for the quarantine"
+    world.give_back("A", 2, at=20, inherits=True)
+    assert world.call("B", 2, at=30, inherits=True).next_sync_ms == 2 * LOOK_MS
+    assert world.call("B", 1, at=40, inherits=True).next_sync_ms == 0
+
+
+def test_a_store_learns_at_run_time_how_partitions_change_their_owner() -> None:
+    clock = [0]
+    store = MemoryStore(lambda: clock[0])
+    store.provision(ResourceConfig(resource="default", shared_capacity=300, factor=100))
+    assert store.configure("default", handover="inherit") == 2
+    old, new = Instance(store, "old"), Instance(store, "new")
+    for one, want in ((old, 300), (old, 0), (new, 300)):
+        one.resource.request(want)
+        one.exchange(0)
+    assert new.resource.capacity == 300
+    with pytest.raises(CapacityConfig, match="handover"):
+        store.configure("default", handover="inherits")
 
 
 @pytest.mark.parametrize("value", ["", "inherits", None])
