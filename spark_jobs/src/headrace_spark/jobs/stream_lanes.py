@@ -112,7 +112,7 @@ def requests(steps: Iterable[LaneStep], settings: Settings) -> Iterator[Packed]:
     """The requests of all lanes, each lane's in the order of sending."""
     for one in steps:
         for packet in one.packets:
-            request = Request(packet.id, packet.rows, settings.cost_of.of(packet.rows))
+            request = Request(packet.id, packet.rows, settings.cost_of.of(packet.rows), packet.headers)
             yield Packed(one.topic, one.partition, one.first, request)
 
 
