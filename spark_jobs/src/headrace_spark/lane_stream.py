@@ -15,6 +15,7 @@ it may be repeated after its ledger row was written, and must then do the same a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -64,7 +65,8 @@ class Packet(msgspec.Struct, frozen=True):
 
 class LaneStep(msgspec.Struct, frozen=True):
     """What a micro-batch means for one lane. `refused` of `judged` rows count for the circuit breaker; `waiting` rows
-    are kept; the other numbers are of the rows that were packed (packing.md 7); those in requests waited for
+    are kept; `taken` rows came now, of which the source that has most has `largest`;
+    the other numbers are of the rows that were packed (packing.md 7); those in requests waited for
     `closing_ms` in sum."""
 
     topic: str
@@ -83,6 +85,8 @@ class LaneStep(msgspec.Struct, frozen=True):
     unsplittable: int
     untimed: int
     closing_ms: int = 0
+    taken: int = 0
+    largest: int = 0
 
 
 class Stepped(msgspec.Struct, frozen=True):
@@ -132,6 +136,8 @@ def step(
         numbers.unsplittable,
         numbers.untimed,
         sum(now_ms - seen_ms for batch in packed.batches for seen_ms in batch.seen_ms),
+        len(found),
+        max(Counter(row.source for row in found).values(), default=0),
     )
     return Stepped(Memory(state, memory.first, memory.last, memory.index + len(packets)), done, packed.due_ms)
 
