@@ -337,6 +337,17 @@ def test_a_wrong_schema_does_not_drain_a_topic(make: Callable[..., Bench]) -> No
     assert bench.sql("SELECT * FROM hr_batch_ledger") == []
 
 
+def test_a_table_of_another_shape_does_not_drain_a_topic(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.sql("ALTER TABLE measurements ADD CHECK (value < 40)")
+    records = [record(n, document(n, [member(n, n)])) for n in range(100)]
+    with pytest.raises(CorruptInput, match="refuses 60 of 100 rows"):
+        bench.write(records)
+    assert (bench.outbox.letters, bench.sql("SELECT count(*) FROM measurements")) == ([], [(0,)])
+    bench.sql("ALTER TABLE measurements DROP CONSTRAINT measurements_value_check")
+    assert bench.write(records).inserted == 100
+
+
 def test_sweeping_spares_what_others_still_need(make: Callable[..., Bench]) -> None:
     bench = make()
     bench.sql("INSERT INTO hr_query VALUES ('other', 'p', 'elsewhere')")

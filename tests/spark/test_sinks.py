@@ -60,7 +60,7 @@ def test_a_bulk_store_that_refuses_cuts_and_shrinks_gets_every_row_once(
 ) -> None:
     one = job(
         sink=store.url, request_timeout_ms=30_000, max_attempts=4, charge_header="X-Charge",
-        expected_cost_per_record=2.0, master="local[1,4]", max_concurrent_batches=1,
+        expected_cost_per_record=2.0, master="local[1,4]", max_concurrent_batches=1, headers=["traceparent"],
     )  # fmt: skip
     late = document(900, [member(1, 1.0, "ok"), member(2, 2.0, "late"), member(3, 3.0, "bad")])
     produce(one, documents(20), spread=PARTITIONS)
@@ -93,17 +93,23 @@ def test_a_bulk_store_that_refuses_cuts_and_shrinks_gets_every_row_once(
         items({n: codes[doc["metric"]] for n, (_, doc) in enumerate(pairs) if doc["metric"] in codes})(handler, pairs)
 
     store.always = moody
-    produce(one, [late])
+    produce(one, [late], headers={"traceparent": b"00-ab-cd-01"})
     until(lambda: one.metrics().get("headrace_spark_rows_postponed_total", 0) >= 1, one)
     assert one.metrics()['headrace_spark_dead_letters_total{reason="sink_rejected"}'] == 1
-    [letter] = [json.loads(found.value()) for found in consume(one, "dead-letter", 1)]
+    [found] = consume(one, "dead-letter", 1)
+    letter = json.loads(found.value())
     assert (letter["reason"], letter["element"], letter["payload"]) == ("sink_rejected", 2, late.decode())
+    assert dict(found.headers())["traceparent"] == b"00-ab-cd-01"
 
     # a time buffer brings it back when it is due, again and again, until the store takes it
     until(lambda: one.metrics().get('headrace_spark_again_total{round="1"}') == 1, one)
     store.always = None
     until(lambda: "late" in {row[1] for row in store.rows()}, one)
     assert [row[1] for row in store.rows() if row[1] in ("ok", "late", "bad")] == ["late", "ok"]
+    traced = [document for _, document in store.documents.values() if "headers" in document]
+    assert {document["metric"]: document["headers"] for document in traced} == {
+        name: {"traceparent": "00-ab-cd-01"} for name in ("ok", "late")
+    }
     rounds = written(one, "writer.again")
     assert rounds == written(one, "writer.retry") >= 1
     until(lambda: one.metrics().get("headrace_spark_records_total") == 21 + rounds, one)

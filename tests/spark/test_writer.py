@@ -21,12 +21,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(1200)]
 
 
 def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: Callable[..., Job]) -> None:
-    one = job()
+    one = job(expected_cost_per_record=1000.0)  # so a micro-batch has two records at first, and what is true later
     bad_member = document(900, [member(1, 1.0, "ok"), member(2, None, "nothing")])
     produce(one, [*documents(40), b"\xff", b"{", bad_member, *documents(3)])
     one.start()
     until(lambda: one.rows() == 401, one)
     until(lambda: one.metrics().get("headrace_spark_records_total") == 46, one)
+    until(lambda: one.metrics().get("headrace_spark_restarts") == 1, one)
+    until(lambda: one.metrics().get("headrace_spark_max_offsets_per_trigger", 0) >= 16, one)
+    assert "max_offsets_per_trigger is off, so the query starts again" in one.log()
     numbers = one.metrics()
     check_metrics(numbers)
     assert numbers["headrace_spark_documents_repeated_total"] == 3

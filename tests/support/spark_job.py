@@ -160,13 +160,19 @@ def until(holds: Callable[[], Any], job: Job, seconds: float = 900, *, dead: boo
         time.sleep(0.1)
 
 
-def produce(job: Job, values: list[bytes], spread: int | None = None, topic: str = "") -> None:
+def produce(
+    job: Job, values: list[bytes], spread: int | None = None, topic: str = "", headers: dict[str, bytes] | None = None
+) -> None:
     """Values in order, by their keys; or one after the other over `spread` partitions."""
     producer = Producer({"bootstrap.servers": job.kafka, "linger.ms": 20})
     for number, value in enumerate(values):
         where = {} if spread is None else {"partition": number % spread}
         producer.produce(
-            topic or f"{job.prefix}batches", key=f"te/device/{number % 7}//".encode(), value=value, **where
+            topic or f"{job.prefix}batches",
+            key=f"te/device/{number % 7}//".encode(),
+            value=value,
+            headers=headers or {},
+            **where,
         )
     assert producer.flush(30) == 0
 

@@ -348,6 +348,7 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     min_offsets_per_trigger: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET
     max_trigger_delay_ms: Annotated[int, Meta(ge=0, le=9223372036854775807)] | UnsetType = UNSET
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] | UnsetType = UNSET
+    headers: list[Annotated[str, Meta(min_length=1)]] | UnsetType = UNSET
     max_corrupt_share: Annotated[float, Meta(le=1, gt=0)] | UnsetType = UNSET
     max_document_bytes: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     stop_timeout_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET

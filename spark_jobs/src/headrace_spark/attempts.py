@@ -106,7 +106,7 @@ class Attempts:
         parts = deque([_Part(list(range(len(request.rows))), 1)])
         while parts:
             part = parts.popleft()
-            answer = self._try(batch, [request.rows[index] for index in part.indexes], part.attempt, tally)
+            answer = self._try(batch, request, [request.rows[index] for index in part.indexes], part.attempt, tally)
             parts.extendleft(reversed(self._next(part, answer, tally)))
         return tally.ended()
 
@@ -132,7 +132,7 @@ class Attempts:
         tally.late.update({index: verdict.detail for index, verdict in again.items()})
         return []
 
-    def _try(self, batch: Batch, rows: Sequence[Row], attempt: int, tally: _Tally) -> Answer:
+    def _try(self, batch: Batch, request: Request, rows: Sequence[Row], attempt: int, tally: _Tally) -> Answer:
         cost, name = self._cost(rows), request_id(rows)
 
         def call(at_ns: int) -> Answer:
@@ -140,7 +140,9 @@ class Attempts:
             tally.tries += 1
             tally.cost += cost
             deadline_ns = at_ns + self._settings.request_timeout_ms * 1_000_000
-            context = Context(batch.query_id, batch.batch_id, -1, attempt, name, deadline_ns, self.cancelled)
+            context = Context(
+                batch.query_id, batch.batch_id, -1, attempt, name, deadline_ns, self.cancelled, request.headers
+            )
             return self._destination.send(rows, context)
 
         charge: Callable[[Answer], int | None] = lambda answer: answer.charge  # noqa: E731

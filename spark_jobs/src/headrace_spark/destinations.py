@@ -24,6 +24,8 @@ HTTP: Final = ("http://", "https://")
 POSTGRES: Final = ("postgresql://", "postgres://")
 CALL: Final = "call:"
 DELTA: Final = "delta:"
+CARRIED: Final = ("id", "traceparent", "tracestate")
+"""Headers that go with the rows to a function, if the job file names none."""
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CALL: Final = re.compile(r"call:[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _URI: Final = re.compile(r"(/|[a-z][a-z0-9+.-]*://).+")
@@ -93,6 +95,18 @@ def check_keying(found: Settings) -> None:
         names = f"must be one of {', '.join(VERSION_COLUMNS)}"
         _require(found.version in VERSION_COLUMNS, "version", f"{found.version!r} {names}")
         _require(found.version not in found.keying.key, "version", "is part of the key, so it never differs")
+
+
+def check_headers(found: Settings) -> None:
+    """Raise `ConfigError` for headers that cannot be carried."""
+    if found.headers is None:
+        return
+    tables = (
+        "must not be given: only http(s) and call sinks take headers; the column batch of a table names the document"
+    )
+    _require(found.sink.startswith((*HTTP, CALL)), "headers", tables)
+    _require(all(found.headers), "headers", "must be names of Kafka headers")
+    _require(len(set(found.headers)) == len(found.headers), "headers", "names a header twice")
 
 
 def check(found: Settings) -> None:

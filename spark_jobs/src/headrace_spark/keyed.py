@@ -23,7 +23,7 @@ from headrace_spark.faults import NO_FAULTS, Faults
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.patience import Patience
-from headrace_spark.plan import Plan, corrupt, plan
+from headrace_spark.plan import Plan, breaks, corrupt, plan
 from headrace_spark.sending import Carried, Courier, Packed
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch, Outcome
@@ -118,6 +118,7 @@ class KeyedWriter:
         settings = self._settings
         planned = plan(reports, seen, settings.job, settings.cost_of, settings.bounds, settings.keying)
         ended = self._send(batch, planned.requests)
+        self._refuse_to_drain(batch, ended)
         self._faults.passed("sent", batch.batch_id)
         left = [one for request, end in ended for one in _left(request, end)]
         letters, records, late = self._told(left, reports, fetch)
@@ -143,6 +144,15 @@ class KeyedWriter:
         carried = self._courier.carry(batch, queues) if queues else Carried()
         ends = {**known, **carried.ends}
         return [(one, _decode(ends[one.id])) for one in requests]
+
+    def _refuse_to_drain(self, batch: Batch, ended: Sequence[tuple[Request, Ended]]) -> None:
+        """The circuit breaker of spark-writer.md 3 for what the sink refuses: no dead letter has gone out. What was
+        refused is asked again at the next start, when somebody has looked at the sink."""
+        guilty, rows = sum(len(end.rejected) for _, end in ended), sum(len(one.rows) for one, _ in ended)
+        if breaks(guilty, rows, self._settings.max_corrupt_share):
+            names = [one.id for one, end in ended if end.rejected]
+            self._patience.keep(lambda: self._ledger.forget_sent(batch, names))
+            raise CorruptInput(f"micro-batch {batch.batch_id}: the sink refuses {guilty} of {rows} rows")
 
     def _told(
         self, left: Sequence[_Left], reports: Sequence[Report], fetch: Fetch

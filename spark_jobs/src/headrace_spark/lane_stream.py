@@ -15,7 +15,8 @@ it may be repeated after its ledger row was written, and must then do the same a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -25,10 +26,12 @@ from headrace_core.packing.lane import Lane, LaneState
 from headrace_core.packing.settings import PackingSettings
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database, Transaction
-from headrace_spark.plan import refused, sift
+from headrace_spark.plan import headers, refused, sift
 from headrace_spark.transforms.dead_letters import DeadLetter
 from headrace_spark.transforms.records import Report
-from headrace_spark.transforms.rows import Row, rows
+from headrace_spark.transforms.rows import Headers, Row, rows
+
+_FIELDS: Final = len(Row.__struct_fields__)
 
 
 class LaneWork(msgspec.Struct, frozen=True):
@@ -53,15 +56,17 @@ class Memory(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Packet(msgspec.Struct, frozen=True):
-    """The rows of one request and its id."""
+    """The rows of one request and its id, and the carried headers of their documents."""
 
     id: str
     rows: list[Row]
+    headers: Headers = {}
 
 
 class LaneStep(msgspec.Struct, frozen=True):
     """What a micro-batch means for one lane. `refused` of `judged` rows count for the circuit breaker; `waiting` rows
-    are kept; the other numbers are of the rows that were packed (packing.md 7); those in requests waited for
+    are kept; `taken` rows came now, of which the source that has most has `largest`;
+    the other numbers are of the rows that were packed (packing.md 7); those in requests waited for
     `closing_ms` in sum."""
 
     topic: str
@@ -80,6 +85,8 @@ class LaneStep(msgspec.Struct, frozen=True):
     unsplittable: int
     untimed: int
     closing_ms: int = 0
+    taken: int = 0
+    largest: int = 0
 
 
 class Stepped(msgspec.Struct, frozen=True):
@@ -106,10 +113,11 @@ def step(
     found = [row for one in sifted.fresh if one.taken is not None for row in rows(one.taken)]
     lane = Lane(PackingSettings(max=work.max, mode="stream", lateness_ms=work.lateness_ms, linger_ms=work.linger_ms))
     ids, times = [f"{row.source}${row.metric}" for row in found], [row.time_ms for row in found]
-    packed = lane.step(memory.lane, ids, times, [_packed(row) for row in found], now_ms=now_ms)
+    known = headers(sifted.fresh)
+    packed = lane.step(memory.lane, ids, times, [_packed(row, known.get(row.batch)) for row in found], now_ms=now_ms)
     name = f"{place[0]}-{place[1]}"
     packets = [
-        Packet(batch_id(name, memory.first, memory.last, memory.index + at), [_row(value) for value in batch.values])
+        _packet(batch_id(name, memory.first, memory.last, memory.index + at), batch.values)
         for at, batch in enumerate(packed.batches)
     ]
     state, numbers = packed.state, packed.counts
@@ -128,16 +136,25 @@ def step(
         numbers.unsplittable,
         numbers.untimed,
         sum(now_ms - seen_ms for batch in packed.batches for seen_ms in batch.seen_ms),
+        len(found),
+        max(Counter(row.source for row in found).values(), default=0),
     )
     return Stepped(Memory(state, memory.first, memory.last, memory.index + len(packets)), done, packed.due_ms)
 
 
-def _packed(row: Row) -> bytes:
-    return msgspec.msgpack.encode(msgspec.structs.astuple(row))
+def _packed(row: Row, headers: Mapping[str, str] | None) -> bytes:
+    """A row as it waits, with its headers behind it if there are any."""
+    return msgspec.msgpack.encode((*msgspec.structs.astuple(row), *filter(None, [headers])))
 
 
-def _row(value: bytes) -> Row:
-    return Row(*msgspec.msgpack.decode(value))
+def _packet(name: str, values: Iterable[bytes]) -> Packet:
+    rows, known = list[Row](), Headers()
+    for value in values:
+        found = msgspec.msgpack.decode(value)
+        rows.append(Row(*found[:_FIELDS]))
+        if len(found) > _FIELDS:
+            known[rows[-1].batch] = found[_FIELDS]
+    return Packet(name, rows, known)
 
 
 _SEEN: Final = (

@@ -29,14 +29,14 @@ from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.pacing import PausingPacing
 from headrace_spark.patience import Patience
-from headrace_spark.plan import Sifted, corrupt, sift
+from headrace_spark.plan import Sifted, corrupt, headers, sift
 from headrace_spark.sending import Carried, Courier, Packed
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.callables import Context, Result
 from headrace_spark.sinks.port import Batch, SinkDown
-from headrace_spark.transforms.dead_letters import DeadLetter, by_reason
+from headrace_spark.transforms.dead_letters import TRACED, DeadLetter, by_reason
 from headrace_spark.transforms.records import Report
-from headrace_spark.transforms.rows import Request, Row, rows
+from headrace_spark.transforms.rows import Request, Row, rows, with_headers
 
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 30.0
@@ -70,8 +70,8 @@ def _lane(
     settings: Settings,
     told: Callable[[Place, Packing], object],
 ) -> Iterator[Packed]:
-    inside = [one.taken for one in fresh if (one.topic, one.partition) == place and one.taken is not None]
-    found = [row for taken in inside for row in rows(taken)]
+    inside = [one for one in fresh if (one.topic, one.partition) == place and one.taken is not None]
+    found, known = [row for one in inside if one.taken is not None for row in rows(one.taken)], headers(inside)
     numbers = [number.to_bytes(8, "big") for number in range(len(found))]
     ids = [f"{row.source}${row.metric}" for row in found]
     step = lane.step(LaneState(), ids, [row.time_ms for row in found], numbers, now_ms=0, end=True)
@@ -79,7 +79,8 @@ def _lane(
     for index, batch in enumerate(step.batches):
         chunk = [found[int.from_bytes(value, "big")] for value in batch.values]
         name = batch_id(f"{place[0]}-{place[1]}", *span, index)
-        yield Packed(*place, span[0], Request(name, chunk, settings.cost_of.of(chunk)))
+        request = with_headers(Request(name, chunk, settings.cost_of.of(chunk)), known)
+        yield Packed(*place, span[0], request)
 
 
 class LaneWriter:
@@ -224,8 +225,9 @@ class LaneSender:
             self._ledger.dispatch(at_ns, request.cost, len(request.rows))
             deadline_ns = at_ns + self._settings.max_send_ms * 1_000_000
             context = Context(
-                batch.query_id, batch.batch_id, one.partition, attempt, request.id, deadline_ns, self._cancelled
-            )
+                batch.query_id, batch.batch_id, one.partition, attempt, request.id, deadline_ns, self._cancelled,
+                request.headers,
+            )  # fmt: skip
             return self._sink.write(request.rows, context)
 
         try:
@@ -243,7 +245,7 @@ class LaneSender:
 
 def parked(one: Packed, detail: str, attempts: int, job: str) -> DeadLetter:
     """The dead letter of a request whose content was refused. Its times are of its content, not of a clock."""
-    closed_at = max(row.closed_at for row in one.request.rows)
+    closed_at, shared = max(row.closed_at for row in one.request.rows), common(one.request)
     document = {
         "reason": "sink_rejected",
         "detail": detail,
@@ -255,12 +257,19 @@ def parked(one: Packed, detail: str, attempts: int, job: str) -> DeadLetter:
         "partition": one.partition,
         "offset": one.first,
         "key": None,
-        "headers": {},
+        "headers": shared,
         "job": job,
         "attempts": attempts,
     }
-    headers = [("id", f"{job}:{one.request.id}".encode()), ("stage", f"spark.{job}".encode())]
-    return DeadLetter(None, json.dumps(document, separators=(",", ":")).encode(), headers, "sink_rejected")
+    traced = [(name, value.encode()) for name, value in shared.items() if name in TRACED]
+    named = [("id", f"{job}:{one.request.id}".encode()), ("stage", f"spark.{job}".encode()), *traced]
+    return DeadLetter(None, json.dumps(document, separators=(",", ":")).encode(), named, "sink_rejected")
+
+
+def common(request: Request) -> dict[str, str]:
+    """The carried headers that all documents of a request have alike."""
+    each = [request.headers.get(name, {}) for name in dict.fromkeys(row.batch for row in request.rows)]
+    return {name: value for name, value in each[0].items() if all(one.get(name) == value for one in each)}
 
 
 def _plain(row: Row) -> dict[str, object]:

@@ -106,6 +106,14 @@ class Ledger:
                 (batch.query_id, batch.batch_id, request_id, refused),
             )
 
+    def forget_sent(self, batch: Batch, request_ids: Collection[str]) -> None:
+        """These requests are asked again."""
+        with self._database.transaction() as at:
+            at.many(
+                "DELETE FROM hr_sent WHERE query_id = ? AND batch_id = ? AND request_id = ?",
+                [(batch.query_id, batch.batch_id, name) for name in request_ids],
+            )
+
     def topics(self) -> dict[str, str]:
         """The id that each topic had at the latest start."""
         with self._database.transaction() as at:

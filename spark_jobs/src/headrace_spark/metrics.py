@@ -63,6 +63,7 @@ class Progress:
         self.ledger_hits = 0
         self.batch_id = -1
         self.batch_seconds = 0.0
+        self.max_offsets = 0
         self.restarts = int(os.environ.get(RESTARTS, "0"))
         self.observed = Observed()
 
@@ -140,6 +141,7 @@ class Collector:
             ("restarts", "starts of the query after the first, those by the supervisor too", progress.restarts),
             ("batch_id", "the latest micro-batch", progress.batch_id),
             ("batch_seconds", "how long the latest micro-batch took", progress.batch_seconds),
+            ("max_offsets_per_trigger", "most offsets of a micro-batch, as now in force", progress.max_offsets),
             ("target_rate", "units per second that may be used", self._capacity),
             ("achieved_rate", "units that went out in the last second", self._used()),
         ]

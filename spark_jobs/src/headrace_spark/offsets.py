@@ -19,11 +19,11 @@ class Drift:
     """Says when ten micro-batches in a row would give a value more than twice off the one in force."""
 
     def __init__(self, in_force: int) -> None:
-        self._in_force = in_force
+        self.in_force = in_force
         self._row = 0
 
     def off(self, value: int) -> bool:
         """Take the value that the latest micro-batch gives; True if it is time to start the query anew."""
-        apart = value > 2 * self._in_force or 2 * value < self._in_force
+        apart = value > 2 * self.in_force or 2 * value < self.in_force
         self._row = self._row + 1 if apart else 0
         return self._row >= _PATIENCE

@@ -15,7 +15,18 @@ from headrace_spark.counts import Counts
 from headrace_spark.transforms.costs import Cost
 from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, of_report
 from headrace_spark.transforms.records import Report
-from headrace_spark.transforms.rows import IDENTITY, Bounds, Keying, Request, Row, highest, requests, rows
+from headrace_spark.transforms.rows import (
+    IDENTITY,
+    Bounds,
+    Headers,
+    Keying,
+    Request,
+    Row,
+    highest,
+    requests,
+    rows,
+    with_headers,
+)
 
 BREAKER_ROWS = 100
 
@@ -63,12 +74,18 @@ def plan(
     counts = sifted.counts
     found: list[Row] = [row for one in sifted.fresh if one.taken is not None for row in rows(one.taken)]
     kept = highest(found, keying)
-    cut = requests(kept, cost.of, bounds)
+    known = headers(sifted.fresh)
+    cut = [with_headers(request, known) for request in requests(kept, cost.of, bounds)]
     counts.rows = len(found)
     counts.repeats = len(found) - len(kept)
     counts.requests = len(cut)
     counts.cost = sum(request.cost for request in cut)
     return Plan(cut, sifted.letters, sifted.ids, counts)
+
+
+def headers(fresh: Iterable[Report]) -> Headers:
+    """The headers that go with the rows of these records, by document."""
+    return {one.taken.id: one.headers for one in fresh if one.headers and one.taken is not None}
 
 
 def corrupt(reports: Iterable[Report], share: float) -> bool:

@@ -45,7 +45,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     `sink` `http(s)://...` or `call:...` in mode `keyed` (`destinations.py`): rows are tried `max_attempts` times, then
     their record goes to `retry_topic` (`<prefix><job>.retry`) and comes back on `<prefix><job>.again`, `max_rounds`
     times at most; or the micro-batch fails (`on_exhausted`). `request_timeout_ms` bounds a try. There `key` names
-    the columns that say what a row is, and `version` the one by which a row replaces another, if not the usual."""
+    the columns that say what a row is, and `version` the one by which a row replaces another, if not the usual.
+    `headers` names the Kafka headers that go with the rows to a sink `http(s)://...` or `call:...`."""
 
     job: str
     kafka: str
@@ -74,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     charge_header: str = ""
     key: list[str] = []
     version: str = ""
+    headers: list[str] | None = None
     authorization_file: str = ""
     max: int = 500
     max_bytes: int = 4 * 1024 * 1024
@@ -151,6 +153,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def keying(self) -> Keying:
         """What a row is, and which of two is newer."""
         return Keying(tuple(self.key or IDENTITY.key), self.version)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The Kafka headers that go with the rows to the sink: those of traces and ids, for a function that is not told
+        otherwise."""
+        if self.headers is None:
+            return destinations.CARRIED if self.sink.startswith(destinations.CALL) else ()
+        return tuple(self.headers)
 
     @property
     def stage_cost_of(self) -> Cost:
@@ -291,6 +301,7 @@ def check(found: Settings) -> None:
     _require(learns, "cost", "must not be learned(...) for a sink that tells no charge")
     _require(not (found.stage_cost and found.stage_cost_of.learned), "stage_cost", "must not be learned(...)")
     destinations.check_keying(found)
+    destinations.check_headers(found)
     if found.cost_of.call:
         found.cost_of.function()
     _leases(found)

@@ -23,7 +23,7 @@ from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.pacing import Pacing
 from headrace_spark.patience import Patience
-from headrace_spark.plan import Sifted, corrupt, sift
+from headrace_spark.plan import Sifted, breaks, corrupt, sift
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.merging import Guilty, Merge, sweep, tidy
 from headrace_spark.sinks.port import Batch, Outcome, SinkDown
@@ -135,6 +135,7 @@ class StagedWriter:
         if sifted.ids:
             outcome = merge.merge(merge.choose(attempts, sifted.ids))
         self._merged()
+        self._refuse_to_drain(batch, len(merge.guilty), sum(one.staged for one in sifted.fresh))
         letters = [*sifted.letters, *self._refused(merge.guilty, fetch)]
         if letters:
             self._outbox.send(letters)
@@ -143,6 +144,12 @@ class StagedWriter:
         self._ledger.finish(at, batch, counts, sifted.ids, time.time_ns() // 1_000_000)
         self._faults.passed("merging", batch.batch_id)
         return counts
+
+    def _refuse_to_drain(self, batch: Batch, guilty: int, rows: int) -> None:
+        """The circuit breaker of spark-writer.md 3 for what the table refuses: a table of another shape must not drain
+        a topic either. The transaction is undone, and no dead letter has gone out."""
+        if breaks(guilty, rows, self._settings.max_corrupt_share):
+            raise CorruptInput(f"micro-batch {batch.batch_id}: the table refuses {guilty} of {rows} rows")
 
     def _counted(
         self, sifted: Sifted, letters: Sequence[DeadLetter], tasks: Sequence[TaskReport], merge: Merge, done: Outcome

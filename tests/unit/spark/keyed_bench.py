@@ -125,7 +125,8 @@ class Bench:
         )
         if writer.done(Batch("q", batch)):
             return Counts()
-        found = [report(one, 100_000, settings.dearest, settings.again_topic) for one in records]
+        topic, carried = settings.again_topic, settings.carried
+        found = [report(one, 100_000, settings.dearest, topic, carried) for one in records]
         return writer.write(Batch("q", batch), found, lambda places: fetch(records, places))
 
     def take_retries(self) -> list[Delayed]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace_core.errors import ConfigError
+from headrace_spark.exits import CorruptInput
 from headrace_spark.sinks.callables import Context, Result, WriteResult
 from headrace_spark.sinks.called import BadAnswer, CalledSink
 from headrace_spark.transforms.rows import Row
@@ -65,6 +66,15 @@ def test_a_function_is_told_all_it_may_need(bench: Bench) -> None:
     assert (first.query_id, first.batch_id, first.partition, first.attempt, second.attempt) == ("q", 0, -1, 1, 2)
     assert first.request_id == second.request_id
     assert (first.deadline_ns, first.cancelled.is_set()) == (1 + 2_000_000_000, False)
+
+
+def test_a_function_that_refuses_most_rows_stops_the_job_without_dead_letters(bench: Bench) -> None:
+    records = [record(0, document(1, [member(1, number, f"m{number}") for number in range(100)]))]
+    _STEPS.append(lambda *_: WriteResult(dict.fromkeys(range(51), Result("reject", "no"))))
+    with pytest.raises(CorruptInput, match="refuses 51 of 100 rows"):
+        bench.write(0, records, max=100)
+    assert bench.outbox.letters == []
+    assert bench.write(0, records, max=100).inserted == 100, "it is asked again"
 
 
 def test_each_row_has_an_outcome_of_its_own(bench: Bench) -> None:

@@ -55,6 +55,7 @@ WRONG: dict[str, list[Any]] = {
     "charge_header": ["a b", "a:"],
     "key": [{**HTTP, "key": ["none"]}, {**HTTP, "key": ["source", "source"]}, {"key": ["source"]}],
     "version": [{**HTTP, "version": "none"}, {"version": "time"}],
+    "headers": [{"headers": ["id"]}, {**HTTP, "headers": [""]}, {**HTTP, "headers": ["id", "id"]}],
     "authorization_file": [],
     "max": [0, FAR],
     "max_bytes": [0, FAR],

@@ -205,6 +205,20 @@ def test_every_row_goes_out_once_in_order_of_time_over_kills_and_repeats(tmp_pat
     assert totals == plain.ledger.totals() or totals.retries
 
 
+def test_the_largest_share_of_a_source_is_measured_over_all_lanes(tmp_path: Path) -> None:
+    sizes = {(0, "te/a"): 6, (0, "te/b"): 2, (1, "te/c"): 4}
+    found = [
+        report(
+            Record("t", lane, n, 0, None, document(n, [member(1, {f"l{i}": i for i in range(size)})], source), []),
+            9_999,
+        )
+        for n, ((lane, source), size) in enumerate(sizes.items())
+    ]
+    spark = Spark(tmp_path, [])
+    spark.micro_batch(found)
+    assert spark.way.pacer.skew == 6 / 12
+
+
 def test_rows_wait_for_their_time_and_a_request_for_its_linger(tmp_path: Path) -> None:
     first = report(Record("t", 0, 5, 0, None, document(1, [member(1000, 1.0)]), []), 100_000)
     six, one = member(1000, {f"l{n}": n for n in range(6)}), member(1000 + LATENESS_MS, 1.0)

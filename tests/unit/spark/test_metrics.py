@@ -41,7 +41,8 @@ def get(server: MetricsServer, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def test_a_scrape_shows_the_totals_and_target_beside_achieved_rate(server: MetricsServer) -> None:
+def test_a_scrape_shows_the_totals_and_target_beside_achieved_rate(server: MetricsServer, progress: Progress) -> None:
+    progress.max_offsets = 160
     status, text = get(server, "/metrics")
     assert status == 200
     lines = set(text.splitlines())
@@ -50,6 +51,7 @@ def test_a_scrape_shows_the_totals_and_target_beside_achieved_rate(server: Metri
         "headrace_spark_inserted_total 4.0",
         'headrace_spark_dead_letters_total{reason="not_json"} 2.0',
         "headrace_spark_target_rate 400.0",
+        "headrace_spark_max_offsets_per_trigger 160.0",
         "headrace_spark_achieved_rate 40.0",
     } <= lines
     assert get(server, "/else")[0] == 404

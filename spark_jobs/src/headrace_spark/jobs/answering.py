@@ -71,7 +71,7 @@ class Answering:
         settings = self._settings
         self._faults.passed("begun", batch.batch_id)
         self._courier.on(frame)
-        found = reports(frame, settings.max_document_bytes, settings.dearest, settings.again_topic)
+        found = reports(frame, settings.max_document_bytes, settings.dearest, settings.again_topic, settings.carried)
         self.pacer.skew = skew(found)
         counts = self._writer.write(batch, found, partial(records, frame))
         self._faults.passed("written", batch.batch_id)

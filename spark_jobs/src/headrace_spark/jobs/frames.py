@@ -23,24 +23,26 @@ _COLUMNS: Final = (
 
 
 def reporter(
-    max_bytes: int, dearest: Dearest | None, again: str = ""
+    max_bytes: int, dearest: Dearest | None, again: str = "", carried: Sequence[str] = ()
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function that tasks run; it knows nothing but what limits a record and a row, and which topic brings records
-    back."""
+    back, and which headers go with rows."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         encode = msgspec.msgpack.Encoder().encode
         for batch in batches:
-            blobs = [encode(report(_record(row), max_bytes, dearest, again)) for row in batch.to_pylist()]
+            blobs = [encode(report(_record(row), max_bytes, dearest, again, carried)) for row in batch.to_pylist()]
             yield pa.RecordBatch.from_arrays([pa.array(blobs, type=pa.binary())], names=["report"])
 
     return run
 
 
-def reports(frame: Any, max_bytes: int, dearest: Dearest | None = None, again: str = "") -> list[Report]:
+def reports(
+    frame: Any, max_bytes: int, dearest: Dearest | None = None, again: str = "", carried: Sequence[str] = ()
+) -> list[Report]:
     """Run the tasks over a micro-batch of the Kafka source and bring their reports to the driver. The number of records
     is bounded by `maxOffsetsPerTrigger`."""
-    return _collect(frame, reporter(max_bytes, dearest, again), Report)
+    return _collect(frame, reporter(max_bytes, dearest, again, carried), Report)
 
 
 def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -43,6 +43,8 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 # key = ["source", "metric"]          # http, call: what a row is; if absent source, metric and time_ms
 # version = ""                        # http, call: "closed_at" or "time_ms": a row replaces another only with a higher
 #                                       one; if empty it is the event time, then closed_at and batch
+# headers = ["id", "traceparent"]     # http, call: headers of Kafka that go with the rows; if absent id, traceparent,
+#                                       tracestate into a function, none over HTTP
 capacity = 500                        # units a second, never more in any second
 # share = 1.0                         # this job's part of it
 # headroom = 0.0                      # part of it left unused; 0.05 is advised over a network

@@ -31,9 +31,8 @@ def shaped(records: Any, settings: Settings) -> Any:
     chosen = records.selectExpr(
         "topic", "partition", "offset", "unix_millis(timestamp) AS timestamp_ms", "key", "value", "headers"
     )
-    decoded = chosen.mapInArrow(
-        _placed(reporter(settings.max_document_bytes, settings.dearest)), "topic string, partition int, report binary"
-    )
+    decode = reporter(settings.max_document_bytes, settings.dearest, carried=settings.carried)
+    decoded = chosen.mapInArrow(_placed(decode), "topic string, partition int, report binary")
     work = LaneWork(
         job=settings.job,
         state_dsn=settings.state_dsn,

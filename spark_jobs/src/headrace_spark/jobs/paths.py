@@ -191,7 +191,8 @@ class Lanes:
     def write(self, frame: Any, batch: Batch) -> Counts:
         self._faults.passed("begun", batch.batch_id)
         self._courier.on(frame)
-        found = reports(frame, self._settings.max_document_bytes, self._settings.dearest)
+        settings = self._settings
+        found = reports(frame, settings.max_document_bytes, settings.dearest, carried=settings.carried)
         self.pacer.skew = skew(found)
         counts = self._writer.write(batch, found)
         self._faults.passed("written", batch.batch_id)

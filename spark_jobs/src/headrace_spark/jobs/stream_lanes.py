@@ -78,6 +78,7 @@ class StreamLanes:
             raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
         if not any(one.counts.records or one.packets for one in steps):
             return Counts()  # no lane has records or anything due: nothing to remember
+        self.pacer.skew = skew(steps) or self.pacer.skew
         counts = self._deliver(batch, steps)
         self._faults.passed("written", batch.batch_id)
         _log.info("lanes", batch_id=batch.batch_id, **summed(steps))
@@ -108,11 +109,17 @@ class StreamLanes:
         self.pacer.stop()
 
 
+def skew(steps: Collection[LaneStep]) -> float:
+    """The largest part of the rows that came now that one key (source) has; a source has one lane. 0 without rows."""
+    taken = sum(one.taken for one in steps)
+    return max(one.largest for one in steps) / taken if taken else 0.0
+
+
 def requests(steps: Iterable[LaneStep], settings: Settings) -> Iterator[Packed]:
     """The requests of all lanes, each lane's in the order of sending."""
     for one in steps:
         for packet in one.packets:
-            request = Request(packet.id, packet.rows, settings.cost_of.of(packet.rows))
+            request = Request(packet.id, packet.rows, settings.cost_of.of(packet.rows), packet.headers)
             yield Packed(one.topic, one.partition, one.first, request)
 
 

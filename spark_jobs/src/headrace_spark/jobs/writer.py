@@ -92,8 +92,14 @@ class _Query:
                 _log.info("micro-batch", batch_id=batch.batch_id, **counts.items())
         job.progress.end(time.monotonic() - began, hit)
         with suppress(StateDown):  # the next micro-batch waits for it, and asks again
-            if self._drift.off(job.limit(self._partitions)):
-                self.again.set()
+            self._derive(job.limit(self._partitions))
+
+    def _derive(self, value: int) -> None:
+        """The latest micro-batch gives this value; the query is started again if such values are too far off for too
+        long (spark-writer.md 2)."""
+        if self._drift.off(value):
+            _log.info("max_offsets_per_trigger is off, so the query starts again", was=self._drift.in_force, now=value)
+            self.again.set()
 
 
 class _Job:
@@ -201,7 +207,7 @@ def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
     job.ledger.remember(query.id, str(folder))
     job.way.begin(query.id)
     work.named(query.id)
-    job.progress.running = True
+    job.progress.running, job.progress.max_offsets = True, limit
     _log.info("started", query_id=query.id, max_offsets_per_trigger=limit, topics=job.settings.subscribed)
     return _ended(job, query, work)
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
 from email.utils import parsedate_to_datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -57,9 +58,17 @@ def version(row: Row, keying: Keying = IDENTITY) -> int:
     return closed_at << _BATCH_BITS | int(row.batch, 16) >> (len(row.batch) * 4 - _BATCH_BITS)
 
 
-def body(rows: Sequence[Row], keying: Keying = IDENTITY) -> bytes:
-    """Newline-delimited JSON."""
-    return b"".join(line + b"\n" for row in rows for line in (_action(row, keying), _encode(row)))
+def body(
+    rows: Sequence[Row], keying: Keying = IDENTITY, headers: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+) -> bytes:
+    """Newline-delimited JSON. A document of which headers are carried has them as one member more."""
+    return b"".join(
+        line + b"\n" for row in rows for line in (_action(row, keying), _document(row, headers.get(row.batch)))
+    )
+
+
+def _document(row: Row, headers: Mapping[str, str] | None) -> bytes:
+    return _encode({**msgspec.structs.asdict(row), "headers": headers}) if headers else _encode(row)
 
 
 def _action(row: Row, keying: Keying) -> bytes:

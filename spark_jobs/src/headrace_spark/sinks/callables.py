@@ -24,7 +24,8 @@ SCHEME: Final = "call:"
 class Context(msgspec.Struct, frozen=True):
     """What a call may know. `partition` is the lane's, or -1 in mode `keyed`, where a request has rows of several; a
     request that goes again with fewer rows has another id there. `attempt` counts from 1; after `deadline_ns`
-    (monotonic) nobody waits for the answer; `cancelled` is set when its task goes no further."""
+    (monotonic) nobody waits for the answer; `cancelled` is set when its task goes no further. `headers`: those of the
+    Kafka records that are carried, by document, so `headers.get(row.batch, {})` are a row's."""
 
     query_id: str
     batch_id: int
@@ -33,6 +34,7 @@ class Context(msgspec.Struct, frozen=True):
     request_id: str
     deadline_ns: int
     cancelled: threading.Event
+    headers: Mapping[str, Mapping[str, str]] = {}
 
 
 class Result(msgspec.Struct, frozen=True):

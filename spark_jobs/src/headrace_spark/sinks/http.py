@@ -62,7 +62,7 @@ class BulkSink:
     def send(self, rows: Sequence[Row], context: Context) -> Answer:
         """See `Destination`."""
         try:
-            status, headers, content = self._post(bulk.body(rows, self._keying), context)
+            status, headers, content = self._post(bulk.body(rows, self._keying, context.headers), context)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise SinkDown(f"no connection: {error}") from error
         except httpx.UnsupportedProtocol as error:
@@ -76,7 +76,8 @@ class BulkSink:
     def write(self, rows: Sequence[Row], context: Context) -> Result:
         """See `LaneSink`: the request whole, known by its id, which is the same each time it goes."""
         try:
-            status, headers, content = self._post(bulk.body(rows), context, {"Idempotency-Key": context.request_id})
+            body, named = bulk.body(rows, headers=context.headers), {"Idempotency-Key": context.request_id}
+            status, headers, content = self._post(body, context, named)
         except httpx.UnsupportedProtocol as error:
             raise ConfigError("sink", str(error)) from error
         except (httpx.RequestError, _Late) as error:

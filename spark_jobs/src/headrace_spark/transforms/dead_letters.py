@@ -18,6 +18,8 @@ from headrace_spark.transforms.measurements import of_member
 from headrace_spark.transforms.records import Record, Report
 
 MAX_PAYLOAD: Final = 512 * 1024
+TRACED: Final = frozenset({"traceparent", "tracestate"})
+"""Headers of the record that its dead letter has too, so that the trace goes on (W3C Trace Context)."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -89,7 +91,8 @@ def letter(
         place += f":{element}"
     value = json.dumps(document, separators=(",", ":")).encode()
     stage = f"spark.{job}"
-    return DeadLetter(record.key, value, [("id", place.encode()), ("stage", stage.encode())], reason)
+    traced = [(name, found) for name, found in record.headers if name in TRACED and found is not None]
+    return DeadLetter(record.key, value, [("id", place.encode()), ("stage", stage.encode()), *traced], reason)
 
 
 def by_reason(letters: Iterable[DeadLetter]) -> dict[str, int]:

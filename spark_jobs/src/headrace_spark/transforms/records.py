@@ -7,7 +7,7 @@ that the driver needs: measurements, and for dead letters the record itself, unc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -42,7 +42,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 class Report(msgspec.Struct, frozen=True, array_like=True):
     """What became of the record at (topic, partition, offset). `record` is there only if something of it is refused.
     `staged`: the number of measurements, once they are in the staging table and no longer here. `round`: how often it
-    was in the delayed retry topic."""
+    was in the delayed retry topic. `headers`: those that go with its rows to the sink."""
 
     topic: str
     partition: int
@@ -54,6 +54,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     record: Record | None = None
     staged: int = 0
     round: int = 0
+    headers: dict[str, str] = {}
 
     @property
     def place(self) -> Place:
@@ -61,9 +62,11 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
         return self.topic, self.partition, self.offset
 
 
-def report(record: Record, max_bytes: int, dearest: Dearest | None = None, again: str = "") -> Report:
+def report(
+    record: Record, max_bytes: int, dearest: Dearest | None = None, again: str = "", carried: Collection[str] = ()
+) -> Report:
     """Decode one record; nothing is raised for bad content. `dearest` is what a single row may cost, `again` the topic
-    of what comes back from the delayed retry topic."""
+    of what comes back from the delayed retry topic, `carried` names the headers that go with its rows."""
     place = (record.topic, record.partition, record.offset)
     past, left = returned(record, again)
     known = origin(record, again)
@@ -74,7 +77,8 @@ def report(record: Record, max_bytes: int, dearest: Dearest | None = None, again
         taken = measurements(document, _fits(document, dearest), left)
     except Rejected as error:
         return Report(*place, reason=error.reason, detail=error.detail, record=known, round=past)
-    return Report(*place, taken=taken, record=known if taken.refusals else None, round=past)
+    own = {name: plain(value) for name, value in record.headers if name in carried} if carried else {}
+    return Report(*place, taken=taken, record=known if taken.refusals else None, round=past, headers=own)
 
 
 def returned(record: Record, again: str) -> tuple[int, frozenset[int] | None]:
@@ -128,6 +132,11 @@ def light(full: Report) -> Report:
         return full
     taken = msgspec.structs.replace(full.taken, measurements=[])
     return msgspec.structs.replace(full, taken=taken, staged=len(full.taken.measurements))
+
+
+def plain(value: bytes | None) -> str:
+    """A header's value as text; what is not UTF-8 is escaped."""
+    return (value or b"").decode("utf-8", "backslashreplace")
 
 
 def kind(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:

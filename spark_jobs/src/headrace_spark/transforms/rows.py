@@ -72,12 +72,18 @@ class Keying(msgspec.Struct, frozen=True):
 IDENTITY: Final = Keying()
 
 
+Headers = dict[str, dict[str, str]]
+"""Headers of Kafka records that go with the rows, by the ids of their documents (`Row.batch`)."""
+
+
 class Request(msgspec.Struct, frozen=True):
-    """Rows that go to the sink in one call, with at most one row for each id; `cost` is in capacity units."""
+    """Rows that go to the sink in one call, with at most one row for each id; `cost` is in capacity units. `headers` of
+    the Kafka records, by the id of the document, if any are carried."""
 
     id: str
     rows: list[Row]
     cost: int
+    headers: Headers = {}
 
 
 def rows(taken: Taken) -> list[Row]:
@@ -117,6 +123,12 @@ def requests(found: Sequence[Row], cost: Callable[[Sequence[Row]], int], bounds:
         left = left[len(chunk) :]
         result.append(Request(request_id(chunk), chunk, cost(chunk)))
     return result
+
+
+def with_headers(request: Request, known: Headers) -> Request:
+    """The request with the headers of its own documents."""
+    own = {row.batch: known[row.batch] for row in request.rows if row.batch in known} if known else {}
+    return msgspec.structs.replace(request, headers=own) if own else request
 
 
 def first(found: Sequence[Row], cost: Callable[[Sequence[Row]], int], bounds: Bounds) -> list[Row]:
