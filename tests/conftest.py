@@ -12,11 +12,19 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.kafka import KafkaServer
+from tests.support import jvm
 from tests.support.docker import engine_problem, in_ci
 
 NO_ENGINE = "needs a Docker engine: "
 ELSEWHERE = "elsewhere: "
 """So begins the reason of a vector that is not about the part that runs it."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """JVMs of tests are light; a run in parallel makes their archives first (`tests/support/jvm.py`)."""
+    jvm.install()
+    if getattr(config.option, "numprocesses", None) and (making := jvm.make_in_background()):
+        config.add_cleanup(making.terminate)
 
 
 @pytest.hookimpl(tryfirst=True)

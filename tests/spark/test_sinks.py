@@ -47,11 +47,23 @@ def time_buffer(kafka: str, topic_prefix: str, tmp_path: Path) -> Iterator[Strea
     worker.end()
 
 
+IMPATIENT = """
+from dataclasses import replace
+from headrace_core.capacity.pause import PauseRule
+from headrace_spark.transforms import retries
+
+def short(self, config, *more, made=PauseRule.__init__):
+    made(self, replace(config, pause_cap_ms=1_000), *more)
+
+PauseRule.__init__ = short
+retries.FIRST_DELAY_MS = 1_000
+"""
+
+
 def impatient(folder: Path) -> dict[str, str]:
-    """The environment of a writer whose first delay is a second, not thirty."""
+    """The environment of a writer whose first delay and longest pause are a second each, not thirty."""
     folder.mkdir()
-    words = "from headrace_spark.transforms import retries\nretries.FIRST_DELAY_MS = 1_000\n"
-    (folder / "sitecustomize.py").write_text(words)
+    (folder / "sitecustomize.py").write_text(IMPATIENT)
     return {"PYTHONPATH": str(folder)}
 
 
