@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 PARTITIONS = 4
 ENGINE_FAILED = 70
 FAULT_EXIT = 86
+LOST_TO_RETENTION = r'headrace_stage\{name="lost_to_retention"'
 SHORT_ROUNDS = 5
 
 
@@ -154,6 +155,11 @@ def test_what_retention_took_before_it_was_applied_is_told_and_is_no_lag(worker:
     produce(worker.kafka, topic, [(0, b"k0", b"1")])
     worker.wait_applied(13)
     assert worker.metric('headrace_stage{name="total"') == 6
+    assert worker.metric(LOST_TO_RETENTION) == 7
+    assert worker.terminate() == 0
+    worker.delete_databases()  # the count is in the changelog, too
+    worker.start().wait_ready()
+    assert worker.metric(LOST_TO_RETENTION) == 7
     assert worker.terminate() == 0
 
 

@@ -29,13 +29,15 @@ class ChangelogError(HeadraceError):
 class Marker(msgspec.Struct, frozen=True):
     """What has been applied: highest source offset, highest append time (ms), group generation that wrote it.
 
-    `too_large` counts what was replaced or refused for its size until then (`headrace_streams/sizes.py`).
+    `too_large` counts what was replaced or refused for its size until then (`headrace_streams/sizes.py`), `retention`
+    the records that the input's retention had deleted before they were applied.
     """
 
     source: int = -1
     clock: int = 0
     epoch: int = 0
     too_large: int = 0
+    retention: int = 0
 
 
 @dataclass

@@ -49,6 +49,7 @@ class ChangelogMarker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     clock: Time
     epoch: Annotated[int, Meta(ge=-9223372036854775808, le=9223372036854775807)]
     too_large: Count | UnsetType = UNSET
+    retention: Count | UnsetType = UNSET
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

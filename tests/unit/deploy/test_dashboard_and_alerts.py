@@ -97,7 +97,7 @@ def names_of(metric: str, stage: str) -> set[str]:
     found = set()
     for name, one in made.items():
         if stage in ("", name) and metric == "headrace_stage":
-            found |= {*one.gauges(MemoryState()), "too_large"}  # of the worker itself
+            found |= {*one.gauges(MemoryState()), "too_large", "lost_to_retention"}  # of the worker itself
         elif stage in ("", name) and metric == "headrace_stage_age_seconds":
             found |= set(one.ages(MemoryState()))
     if metric == "headrace_stage_root":

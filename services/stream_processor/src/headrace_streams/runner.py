@@ -186,6 +186,15 @@ class PartitionRunner:
                       partition=self.partition, expected=expected, first=first, lost=first - expected)  # fmt: skip
         self.log_start = first
 
+    def _lost(self, record: Record) -> int:
+        """How many of the records between the marker and the one applied next retention has taken.
+
+        Counted in the marker that goes beyond them, so the count is exact after any crash. What is missing at or above
+        the log's first offset was never a record: a transaction's end. Neither is what a new state has not seen lost.
+        """
+        expected = self._position().marker.source + 1
+        return max(0, min(record.offset, self.log_start) - expected) if expected else 0
+
     async def _seek(self) -> None:
         if (offset := self.next_offset) is not None and not self._closing:
             await self._around.seek(self.topic, self.partition, offset)
@@ -344,7 +353,7 @@ class PartitionRunner:
         before = self.state.position.marker
         clock = max(before.clock, max(record.append_ms for record in records))
         too_large, emissions = before.too_large + outgoing.too_large, outgoing.emissions
-        marker = Marker(source=records[-1].offset, clock=clock, epoch=around.epoch(), too_large=too_large)
+        marker = Marker(records[-1].offset, clock, around.epoch(), too_large, before.retention + self._lost(records[0]))
         self._check_owner()
         self._reached("3 emissions")
         replies = [e for e in emissions if e.topic == REPLIES]

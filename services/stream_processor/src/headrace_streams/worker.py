@@ -99,7 +99,9 @@ class Worker:
             if runner.ready and runner.state is not None:
                 stage: Stage = runner.spec.make()
                 rows += [(stage.name, runner.partition, n, v) for n, v in stage.gauges(runner.state).items()]
-                rows.append((stage.name, runner.partition, "too_large", runner.state.position.marker.too_large))
+                marker = runner.state.position.marker
+                rows.append((stage.name, runner.partition, "too_large", marker.too_large))
+                rows.append((stage.name, runner.partition, "lost_to_retention", marker.retention))
         return rows
 
     async def start(self) -> None:
