@@ -79,3 +79,11 @@ def test_a_stage_that_is_named_twice_ends_the_start_instead_of_one_taking_the_ot
 def test_two_stages_cannot_share_an_input() -> None:
     with pytest.raises(ConfigError, match=r"stages: .* reads raw, which registration reads"):
         load(StreamsSettings(stages="registration,tests.support.counting_stage:CountingStage"))
+
+
+@pytest.mark.parametrize("field", ["pending_ttl", "status_retention"])
+@pytest.mark.parametrize("value", [0, 10**17 + 1])
+def test_a_time_that_no_document_could_hold_is_a_wrong_setting_and_no_crash_later(field: str, value: int) -> None:
+    assert load(StreamsSettings(registration={field: 10**17}))
+    with pytest.raises(ConfigError, match=f"registration: {field}: must be 1 to"):
+        load(StreamsSettings(registration={field: value}))

@@ -9,6 +9,8 @@ from headrace_core.errors import ConfigError
 
 MAIN = "device/main//"
 """Topic id of the main device of every root."""
+HIGHEST_MS = 10**17
+"""The longest time of a setting: three million years, and its sum with a receipt time still fits 8 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class RegistrationConfig:
             if getattr(self, name) < 0:
                 raise ConfigError(name, "must be 0 or more")
         for name in ("pending_ttl", "status_retention"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, "must be 1 or more")
+            if not 1 <= getattr(self, name) <= HIGHEST_MS:
+                raise ConfigError(name, f"must be 1 to {HIGHEST_MS}")
         if self.telemetry_cache_per_entity is not None and self.telemetry_cache_per_entity < 0:
             raise ConfigError("telemetry_cache_per_entity", "must be 0 or more, or null")
