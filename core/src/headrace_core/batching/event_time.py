@@ -15,7 +15,8 @@ PLAIN_SECONDS = re.compile(rb"(\d{1,15})(?:\.(\d+))?")
 """The usual number: cut by its digits, without arithmetic on decimals."""
 NUMBER_OR_TEXT = msgspec.json.Decoder(float_hook=Decimal)
 SECOND = re.compile(rb"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d")
-OFFSET = re.compile(rb"[Zz]|[+-]\d\d:\d\d")
+OFFSET = re.compile(rb"[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d")
+"""Hours to 23 and minutes to 59 (RFC 3339, 5.6); the parser of the standard library takes 60 minutes and more."""
 RFC3339 = re.compile(rb"(%b)(?:\.(\d+))?(%b)" % (SECOND.pattern, OFFSET.pattern))
 EXACT = Context(prec=40)
 """More digits than a time in range has, so that cutting is the only rounding."""
