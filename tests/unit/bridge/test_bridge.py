@@ -19,7 +19,7 @@ from headrace_bridge.packets import text, variable
 from headrace_bridge.receive import Receiver
 from headrace_bridge.record import Router
 from headrace_bridge.subscriptions import FilterMemory
-from tests.support.scripted_broker import CONNACK_PRESENT, FakeOutlet, ScriptedBroker, publish, run
+from tests.support.scripted_broker import CONNACK_PRESENT, SUBACK, FakeOutlet, ScriptedBroker, publish, run
 from tests.support.streams_worker import until
 
 LIMITS = {"p.raw": 1_000_000, "p.dead-letter": 1_000_000}
@@ -307,6 +307,20 @@ def test_a_broker_without_the_session_is_subscribed_again(rig: Rig) -> None:
     peer = rig.broker.accept()  # asserts SUBSCRIBE
     peer.send(publish(b"te/a", b"1", 1))
     assert peer.acknowledgement() == b"\x40\0\1"
+
+
+def test_a_new_session_that_was_cut_before_its_suback_is_subscribed_the_next_time(rig: Rig) -> None:
+    """The broker has the session then, but no filter: nothing would ever arrive, and nobody would notice."""
+    peer = rig.broker.accept()
+    until(lambda: rig.bridge.snapshot.ready, "subscribed")
+    peer.reset()
+    peer = rig.broker.accept(b"\x20\x06\x00\x00\x03\x13\0\x1e")  # another session; reads nothing more
+    peer.reset()
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    assert peer.packet()[0] == 0x82, "SUBSCRIBE, though there is a session"
+    assert not rig.bridge.snapshot.ready
+    peer.send(SUBACK)
+    until(lambda: rig.bridge.snapshot.ready, "ready")
 
 
 def test_the_session_is_asked_to_stay_for_a_day_and_the_window_is_told(rig: Rig) -> None:

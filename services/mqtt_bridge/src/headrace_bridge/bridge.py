@@ -105,7 +105,7 @@ class Bridge:
         self._stop_s = stop_s
         self._connection: Connection | None = None
         self._subscribed = False
-        self._first = True
+        self._confirmed = False  # this process has SUBACK for the session that the broker has
         self._backlog = False
         self._next_read = 0.0
         self._next_outbound = 0.0
@@ -143,7 +143,8 @@ class Bridge:
         log.info("connected", host=self._target.host, port=self._target.port, session_present=present)
         if not present:
             self._receiver.session_lost()
-        self._subscribed = present and not self._first
+            self._confirmed = False
+        self._subscribed = self._confirmed
         if not self._subscribed:
             self._subscribe(connection)
         if self._outbound is not None:
@@ -242,7 +243,7 @@ class Bridge:
         if refused or len(ack.codes) != len(self._subscriptions):
             raise SubscriptionRefused(f"subscriptions refused: {refused}, codes {ack.codes.hex()}")
         self._subscribed = True
-        self._first = False
+        self._confirmed = True
         self._failures = 0
         log.info("subscribed", filters=self._subscriptions)
 
