@@ -130,6 +130,7 @@ class FakeOutlet:
         self.sent: list[Record] = []
         self.surely: list[bool] = []
         self.holding = False
+        self.one_in_s = 0.0  # not 0: each `poll` takes so long and answers one record
         self.up = True
         self.retries = 0
         self.produced = 0
@@ -163,7 +164,9 @@ class FakeOutlet:
         if self.holding:
             threading.Event().wait(seconds)
             return
-        while self._open:
+        if self.one_in_s:
+            threading.Event().wait(self.one_in_s)
+        for _ in range(min(1, len(self._open)) if self.one_in_s else len(self._open)):
             record, done = self._open.pop(0)
             self.produced += 1
             done(self.reasons.pop(record.value, None) if record.topic != "p.dead-letter" else None, "why")

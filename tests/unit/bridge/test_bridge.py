@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from headrace_bridge.bridge import STALLED_S, Bridge, Snapshot
 from headrace_bridge.connection import READ_BYTES, RESERVE_BYTES, Connection, ConnectionLost, Target
 from headrace_bridge.inflight import Window
 from headrace_bridge.packets import text, variable
+from headrace_bridge.progress import SHORT_S, Progress
 from headrace_bridge.receive import Receiver
 from headrace_bridge.record import Router
 from headrace_bridge.subscriptions import FilterMemory
-from tests.support.scripted_broker import CONNACK_PRESENT, FakeOutlet, ScriptedBroker, publish, run
+from tests.support.scripted_broker import CONNACK, CONNACK_PRESENT, SUBACK, FakeOutlet, ScriptedBroker, publish, run
 from tests.support.streams_worker import until
 
 LIMITS = {"p.raw": 1_000_000, "p.dead-letter": 1_000_000}
@@ -185,6 +187,24 @@ def test_a_broker_that_ignores_the_window_is_held_back_by_not_reading(tmp_path: 
     rig.end()
 
 
+def test_silence_does_not_count_while_a_slow_kafka_keeps_the_bridge_from_reading(tmp_path: Path) -> None:
+    """The answers to its PINGREQs are behind what it has read already and takes one by one."""
+    rig = Rig(tmp_path, window=10, keep_alive_s=1)
+    rig.outlet.one_in_s = 0.015
+    peer = rig.broker.accept()
+    peer.send(b"".join(publish(b"te/a", b"%d" % number, number) for number in range(1, 181)))
+    last = 0
+    while last < 180:
+        packet = peer.packet()
+        assert packet, "the bridge ends the connection"
+        if packet == b"\xc0":
+            peer.send(b"\xd0\0")
+        else:
+            last = int.from_bytes(packet[2:4], "big")
+    assert rig.number("connection_losses") == 0
+    rig.end()
+
+
 def test_a_silent_connection_is_opened_anew(tmp_path: Path) -> None:
     rig = Rig(tmp_path, keep_alive_s=1)
     peer = rig.broker.accept()
@@ -302,11 +322,58 @@ def test_a_broker_that_ends_every_connection_is_named_too(rig: Rig) -> None:
     assert rig.number("received") == rig.number("acknowledged") == 1
 
 
+def test_a_quiet_broker_that_restarts_is_ready_again_as_soon_as_a_connection_lasts(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With nothing to acknowledge it cannot be told from something bad in the session, but by time."""
+    now = [time.monotonic()]
+    rig.bridge._progress = Progress(lambda: now[0])
+    for connack in (CONNACK, CONNACK_PRESENT, CONNACK):
+        peer = rig.broker.accept(connack)
+        until(lambda: rig.bridge.snapshot.ready, "subscribed")
+        peer.reset()
+        until(lambda: not rig.bridge.snapshot.connected, "the end is seen")
+    assert rig.bridge.snapshot.stuck == "connection_lost"
+    rig.broker.accept(CONNACK_PRESENT)
+    until(lambda: rig.bridge.snapshot.subscribed, "connected")
+    now[0] += SHORT_S
+    until(lambda: rig.bridge.snapshot.ready, "no message is needed for that")
+    assert (rig.bridge.snapshot.stuck, rig.number("fruitless_in_a_row")) == ("", 0)
+    assert "to blame: the network, the broker" in capsys.readouterr().out
+
+
+def test_a_broker_that_loses_its_sessions_makes_no_progress_by_that(rig: Rig) -> None:
+    """What it owed is accounted for at each connection, and yet nothing was ever acknowledged."""
+    for lost in range(1, 4):
+        rig.outlet.holding = True
+        peer = rig.broker.accept()
+        peer.send(publish(b"te/a", b"1", 1))
+        until(lambda lost=lost: len(rig.outlet.sent) == lost, "received")  # type: ignore[misc]
+        peer.reset()
+        until(lambda lost=lost: rig.number("fruitless_in_a_row") == lost, "counted")  # type: ignore[misc]
+    assert rig.bridge.snapshot.stuck == "connection_lost"
+    assert rig.number("received") == rig.number("acknowledged") + rig.number("in_flight") == 3
+
+
 def test_a_broker_without_the_session_is_subscribed_again(rig: Rig) -> None:
     rig.broker.accept().reset()
     peer = rig.broker.accept()  # asserts SUBSCRIBE
     peer.send(publish(b"te/a", b"1", 1))
     assert peer.acknowledgement() == b"\x40\0\1"
+
+
+def test_a_new_session_that_was_cut_before_its_suback_is_subscribed_the_next_time(rig: Rig) -> None:
+    """The broker has the session then, but no filter: nothing would ever arrive, and nobody would notice."""
+    peer = rig.broker.accept()
+    until(lambda: rig.bridge.snapshot.ready, "subscribed")
+    peer.reset()
+    peer = rig.broker.accept(b"\x20\x06\x00\x00\x03\x13\0\x1e")  # another session; reads nothing more
+    peer.reset()
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    assert peer.packet()[0] == 0x82, "SUBSCRIBE, though there is a session"
+    assert not rig.bridge.snapshot.ready
+    peer.send(SUBACK)
+    until(lambda: rig.bridge.snapshot.ready, "ready")
 
 
 def test_the_session_is_asked_to_stay_for_a_day_and_the_window_is_told(rig: Rig) -> None:
@@ -336,6 +403,49 @@ def test_the_end_is_disconnect_and_reading_to_the_end(rig: Rig) -> None:
     assert peer.packet() == b""
 
 
+def test_the_wait_after_a_malformed_packet_is_part_of_the_time_to_stop(tmp_path: Path) -> None:
+    """SIGTERM comes while the bridge waits for Kafka, which is away, to acknowledge what came before."""
+    rig = Rig(tmp_path)
+    settled: list[float] = []
+    settle = rig.bridge._settle
+
+    def spy(seconds: float) -> None:
+        settled.append(seconds)
+        if len(settled) == 1:
+            rig.bridge.stop()
+            rig.bridge._stop_by -= 60  # a minute goes by
+            return
+        settle(seconds)
+
+    rig.bridge._settle = spy  # type: ignore[method-assign]
+    rig.outlet.holding = True
+    peer = rig.broker.accept()
+    peer.send(publish(b"te/a", b"1", 1) + publish(b"te/a", b"2", 0))
+    until(lambda: len(settled) == 2, "it ends")
+    assert settled[1] < 0
+    rig.end()
+
+
+def test_an_unsubscription_that_the_broker_refuses_is_asked_for_again(tmp_path: Path) -> None:
+    memory = FilterMemory(tmp_path, "c")
+    memory.save({"te/#", "old/#"})
+    for codes, kept in ((b"\x87", {"te/#", "old/#"}), (b"\0", {"te/#"})):
+        rig = Rig(tmp_path)
+        peer = rig.broker.accept(CONNACK_PRESENT)
+        assert peer.packet()[-7:] == b"\0\5old/#", "UNSUBSCRIBE"
+        assert peer.packet()[0] == 0x82, "SUBSCRIBE"
+        peer.send(b"\xb0\x04\0\2\0" + codes + SUBACK)
+        until(lambda rig=rig: rig.bridge.snapshot.ready, "subscribed")  # type: ignore[misc]
+        assert memory.load() == kept
+        rig.end()
+
+
+def test_a_lower_qos_than_asked_for_is_said(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    rig.broker.accept(suback=SUBACK[:-1] + b"\0")
+    until(lambda: rig.bridge.snapshot.ready, "subscribed all the same")
+    assert "grants a lower QoS" in capsys.readouterr().out
+
+
 def test_who_is_no_broker_is_said_in_one_line() -> None:
     broker = ScriptedBroker()
     target = Target("127.0.0.1", broker.port, "c", True, 30, 86_400, 10)
@@ -347,6 +457,8 @@ def test_who_is_no_broker_is_said_in_one_line() -> None:
     broker.close()
     with pytest.raises(ConnectionLost, match=str(broker.port)):
         Connection.connect(target)
+    with pytest.raises(ConnectionLost, match=r"^no\.\.host:"):
+        Connection.connect(replace(target, host="no..host"))
 
 
 def test_health_ready_and_metrics(rig: Rig) -> None:

@@ -103,6 +103,22 @@ def test_qos_2_is_produced_once_over_connections_until_released() -> None:
     assert came(window, 7, 2, dup=False)[1]
 
 
+def test_a_qos_2_id_that_the_broker_gave_to_another_message_does_not_hide_it() -> None:
+    """A broker that was killed and reads an older file has forgotten that the id is in use."""
+    window = Window(10, 100)
+    first = arrive(window, 7, 2)
+    window.settle(first)
+    assert window.take() == [first]
+    window.disconnected()
+    other = Publish(b"t", b"other", 2, retain=False, dup=False, packet_id=7)
+    entry, fresh = window.arrived(other, 0, b"another one")
+    assert fresh
+    assert window.arrived(other._replace(dup=True), 0, b"another one") == (entry, False)
+    window.settle(entry)
+    assert (window.outstanding, window.received - window.acknowledged, window.in_flight) == (0, 2, 2)
+    assert window.take() == [entry, entry]
+
+
 @dataclass(eq=False)
 class Message:
     """What the model's broker knows of one message."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -137,6 +138,19 @@ def test_what_is_no_json_is_a_wrong_setting() -> None:
     )
     assert done.returncode == 2
     assert '"routes"' in json.loads(done.stderr.splitlines()[-1])["error"]
+
+
+def test_a_port_that_is_taken_is_a_wrong_setting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        env = {**os.environ, "HEADRACE_BRIDGE_HTTP_PORT": port, "HEADRACE_BRIDGE_STATE_DIR": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace_bridge"], env=env, capture_output=True, timeout=60, check=False
+        )
+    assert done.returncode == 2
+    said = json.loads(done.stderr.splitlines()[-1])["error"]
+    assert said.startswith("http_host, http_port: ")
+    assert port in said
 
 
 def test_an_option_that_kafka_clients_do_not_know_is_a_wrong_setting() -> None:

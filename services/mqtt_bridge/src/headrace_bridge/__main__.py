@@ -168,7 +168,10 @@ def run(settings: BridgeSettings) -> None:
     target_of(settings)
     base = kafka_base(settings)
     ledger = Ledger(settings.state_dir, settings.client_id)
-    web = http.serve(lambda: bridge.snapshot if bridge else Snapshot(), settings.http_host, settings.http_port)
+    try:
+        web = http.serve(lambda: bridge.snapshot if bridge else Snapshot(), settings.http_host, settings.http_port)
+    except OSError as error:
+        raise ConfigError("http_host, http_port", f"{settings.http_host}:{settings.http_port}: {error}") from error
     log.info("started", kafka=settings.kafka, prefix=settings.prefix, mqtt=f"{settings.mqtt_host}:{settings.mqtt_port}")
     limits = topic_limits(settings, base, stopping)
     if limits is not None:

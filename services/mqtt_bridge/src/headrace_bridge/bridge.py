@@ -89,6 +89,20 @@ class Snapshot:
         return self.connected and self.subscribed and self.kafka_up and not self.stuck
 
 
+def blame(error: ConnectionLost | MalformedPacket) -> str:
+    """What can be to blame if one connection after the other ends like this, in words."""
+    match error:
+        case SubscriptionRefused():
+            cause = "the broker does not permit the filters"
+        case MalformedPacket():
+            cause = "what comes first in the session"
+        case DisconnectedByBroker():
+            cause = "what the reason code says, or what comes first in the session"
+        case _:
+            cause = "the network, the broker, another client with this client id, or what comes first in the session"
+    return f"connections end before anything is acknowledged; to blame: {cause}"
+
+
 class Bridge:
     """Build it, `run` it; `stop` may be called by a signal handler."""
 
@@ -105,19 +119,22 @@ class Bridge:
         self._stop_s = stop_s
         self._connection: Connection | None = None
         self._subscribed = False
-        self._first = True
+        self._confirmed = False  # this process has SUBACK for the session that the broker has
         self._backlog = False
         self._next_read = 0.0
         self._next_outbound = 0.0
         self._snapshot_at = 0.0
         self._stopping = False
+        self._stop_by = 0.0
         self._failures = 0
         self._progress = Progress()
         self._counts = {"connects": 0, "connection_losses": 0, "decode_errors": 0}
         self.snapshot = Snapshot()
 
     def stop(self) -> None:
-        """Ask `run` to end."""
+        """Ask `run` to end: what is in flight has `stop_s` from now on, whatever the loop waits for just now."""
+        if not self._stopping:
+            self._stop_by = time.monotonic() + self._stop_s
         self._stopping = True
 
     def run(self) -> None:
@@ -137,13 +154,14 @@ class Bridge:
     def _connect(self) -> None:
         self._connection = connection = Connection.connect(self._target)
         self._counts["connects"] += 1
-        self._progress.connected(self._done)
         self._backlog = True  # packets may have come together with CONNACK
         present = connection.connack.session_present
         log.info("connected", host=self._target.host, port=self._target.port, session_present=present)
         if not present:
             self._receiver.session_lost()
-        self._subscribed = present and not self._first
+            self._confirmed = False
+        self._progress.connected(self._done)  # what a lost session no longer owes is no progress
+        self._subscribed = self._confirmed
         if not self._subscribed:
             self._subscribe(connection)
         if self._outbound is not None:
@@ -163,12 +181,12 @@ class Bridge:
         connection, receiver = self._connection, self._receiver
         assert connection is not None
         room = receiver.window.room
-        reading = connection.may_read and time.monotonic() >= self._next_read
-        got = self._read(connection, room) if reading and not (self._backlog and room) else 0
+        may_read = connection.may_read and not (self._backlog and room)
+        got = self._read(connection, room) if may_read and time.monotonic() >= self._next_read else 0
         if room and (got or self._backlog):
             self._take(connection, room)
         self._serve(connection, room, fresh=bool(got or self._backlog))
-        connection.keep_alive(reading=connection.may_read)
+        connection.keep_alive(reading=may_read)
         self._take_snapshot()
 
     def _read(self, connection: Connection, room: int) -> int:
@@ -223,7 +241,7 @@ class Bridge:
             case Ack(kind=kind) if kind == SUBACK:
                 self._suback(packet)
             case Ack(kind=kind) if kind == UNSUBACK:
-                self._memory.save(set(self._subscriptions))
+                self._unsuback(packet)
             case Ack(kind=kind):
                 raise MalformedPacket(f"a packet of kind {kind} that answers nothing", PROTOCOL_ERROR)
             case Connack():
@@ -241,10 +259,20 @@ class Bridge:
         refused = [name for name, code in zip(self._subscriptions, ack.codes, strict=False) if code >= FAILED]
         if refused or len(ack.codes) != len(self._subscriptions):
             raise SubscriptionRefused(f"subscriptions refused: {refused}, codes {ack.codes.hex()}")
+        lower = {n: code for (n, qos), code in zip(self._subscriptions.items(), ack.codes, strict=True) if code < qos}
+        if lower:
+            log.warning("the broker grants a lower QoS", filters=lower)
         self._subscribed = True
-        self._first = False
+        self._confirmed = True
         self._failures = 0
         log.info("subscribed", filters=self._subscriptions)
+
+    def _unsuback(self, ack: Ack) -> None:
+        """Forget what is gone; what the broker did not remove is asked for again by the next process."""
+        if any(code >= FAILED for code in ack.codes):
+            log.warning("unsubscribing refused", codes=ack.codes.hex())
+        else:
+            self._memory.save(set(self._subscriptions))
 
     def _lost(self, error: ConnectionLost | MalformedPacket) -> None:
         packet = {"packet": error.start.hex()} if isinstance(error, MalformedPacket) and error.start else {}
@@ -266,8 +294,9 @@ class Bridge:
         self._progress.lost(error.code, self._done)
         self._receiver.window.disconnected()
         if stuck := self._progress.stuck(self._done):
-            words = "connections end before anything is acknowledged: what comes first in the session is to blame"
-            log.error("no progress", detail=words, cause=stuck, in_a_row=self._progress.in_a_row, error=str(error))
+            log.error(
+                "no progress", detail=blame(error), cause=stuck, in_a_row=self._progress.in_a_row, error=str(error)
+            )
 
     def _part(self, reason: int) -> None:
         """After a malformed packet: acknowledge what came before it, or each reconnect would produce it once more."""
@@ -299,7 +328,7 @@ class Bridge:
         window = self._receiver.window
         log.info("stopping", in_flight=window.in_flight)
         try:
-            self._settle(self._stop_s)
+            self._settle(self._stop_by - time.monotonic())
             if self._connection is not None:
                 self._connection.close()
         except ConnectionLost as error:

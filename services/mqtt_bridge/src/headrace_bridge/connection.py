@@ -106,7 +106,7 @@ class Connection:
         """Connect, wait for CONNACK. Raises ConnectionLost with the reason."""
         try:
             sock = socket.create_connection((target.host, target.port), CONNECT_S)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
             raise ConnectionLost(f"{target.host}:{target.port}: {error}") from error
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

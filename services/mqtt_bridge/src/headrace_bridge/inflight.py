@@ -14,7 +14,8 @@ flag closes the old account: the broker knew our acknowledgement. So does the lo
 
 QoS 2: a packet id is remembered from its PUBLISH until PUBREL, over connections of a session; a PUBLISH that repeats it
 is bound to the first one's fate and not produced again. What a former process had given to Kafka comes in by
-`remember` (see `ledger.py`); such an id counts only for the same message.
+`remember` (see `ledger.py`). An id counts only for the same message: a broker that was killed and reads an older file
+of its own may give it to another one.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ def size_of(properties: Properties) -> int:
 
 
 class Entry:
-    """One arrival. `size` in bytes of topic, payload and properties; `place`: partition and offset, with QoS 2."""
+    """One arrival. `size` in bytes of topic, payload and properties; with QoS 2 `identity`, and `place`: partition and
+    offset."""
 
-    __slots__ = ("arrived_ms", "connection", "message", "packet_id", "place", "qos", "size")
+    __slots__ = ("arrived_ms", "connection", "identity", "message", "packet_id", "place", "qos", "size")
 
     def __init__(self, message: Publish, size: int, arrived_ms: int, connection: int) -> None:
         self.message: Publish | None = message  # None = settled: Kafka has it, or its dead letter
@@ -46,6 +48,7 @@ class Entry:
         self.arrived_ms = arrived_ms
         self.connection = connection
         self.place: tuple[str, int, int] | None = None
+        self.identity = b""
 
 
 class Window:
@@ -105,6 +108,7 @@ class Window:
             size += size_of(message.properties)
         entry = Entry(message, size, now_ms, self._connection)
         if message.qos == 2:
+            entry.identity = identity
             self._second[message.packet_id] = entry
         self._order.append(entry)
         self.outstanding += 1
@@ -125,9 +129,10 @@ class Window:
         known = self._former_process.pop(message.packet_id, None)
         if known is not None and known == identity:
             entry = Entry(message, 0, now_ms, self._connection)
-            entry.message = None
+            entry.message, entry.identity = None, identity
             self._second[message.packet_id] = entry
-        return self._second.get(message.packet_id)
+        first = self._second.get(message.packet_id)
+        return first if first is not None and first.identity == identity else None
 
     def remember(self, packet_id: int, identity: bytes) -> None:
         """A former process gave Kafka this QoS 2 message of the session; PUBREL did not come yet."""
