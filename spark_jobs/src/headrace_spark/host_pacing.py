@@ -90,7 +90,7 @@ class HostPacer:
         with self._turn:
             now_ms = time.monotonic_ns() // _MS_NS
             self._rule.resume(now_ms)
-            self._rule.ask(now_ms, retry_after_ms)
+            self._rule.ask(now_ms + 1, retry_after_ms)  # the ms that began is not whole: no pause is shorter than asked
             self._until_ns = max(self._until_ns, (self._rule.until_ms or 0) * _MS_NS)
         if scope == "resource":
             with self._locked(self._pauses) as file:

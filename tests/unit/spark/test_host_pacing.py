@@ -113,6 +113,14 @@ def test_a_pause_holds_for_all_processes_and_a_longer_one_extends_it(tmp_path: P
     assert other.run(1, lambda at: at) < began + 600 * SECOND_NS, "a pause of one instance holds there alone"
 
 
+def test_no_pause_is_shorter_than_what_was_asked_for_not_even_by_a_part_of_a_millisecond(tmp_path: Path) -> None:
+    for number in range(50):
+        began = time.monotonic_ns()
+        HostPacer(tmp_path / f"{number}", 100).pause(900, "resource")
+        until = int.from_bytes((tmp_path / f"{number}.pause").read_bytes()[16:], "little")
+        assert until >= began + 900_000_000
+
+
 def test_a_pause_of_an_earlier_start_of_the_machine_is_none(tmp_path: Path) -> None:
     (tmp_path / "ledger.pause").write_bytes(bytes(16) + (1 << 62).to_bytes(8, "little"))
     assert HostPacer(tmp_path / "ledger", 100).run(1, lambda at: at) > 0
