@@ -58,7 +58,7 @@ def ended(kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def stopped(ended: StreamsWorker, tmp_path: Path) -> Iterator[StreamsWorker]:
     """The same with a copy of its databases."""
-    one = replace(ended, data_dir=tmp_path / "data", process=None)
+    one = replace(ended, data_dir=tmp_path / "data")
     shutil.copytree(ended.data_dir, one.data_dir)
     yield one
     one.end()
