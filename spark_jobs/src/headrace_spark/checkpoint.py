@@ -4,6 +4,10 @@ Theory: Spark's checkpoint holds the query id (`metadata`), what each micro-batc
 batch id, the oldest are removed) and which of them ended (`commits/`). The ledger holds what was written, by query id
 and batch id. A start is safe if the query id is the job's, `offsets/` has no hole and can be read, and goes as far as
 the ledger. Else a batch id would be used for other records, and the ledger would skip them.
+
+After a start that finds all committed, Spark runs nothing before a new record comes: only a micro-batch of the same
+start can ask for another one without data (`lastExecution` in MicroBatchExecution.constructNextBatch). Rows that wait
+in the state store would wait for that record. So `awaken` writes down, as Spark does, a first micro-batch without data.
 """
 
 from __future__ import annotations
@@ -80,6 +84,21 @@ def _create(file: Path, content: bytes) -> None:
         os.fsync(out)
     finally:
         os.close(out)
+
+
+def _appear(file: Path, content: bytes) -> None:
+    """Durably, whole at once, and only if it is not there. Without hard links a crash may leave it cut: the newest
+    entry and not committed, so `headrace checkpoint doctor` may remove it."""
+    scratch = file.with_name(f".headrace-{os.getpid()}-{time.time_ns()}")
+    try:
+        _create(scratch, content)
+        os.link(scratch, file)
+    except FileExistsError:
+        raise
+    except OSError:
+        _create(file, content)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _durable(folder: Path) -> None:
@@ -183,6 +202,26 @@ def remove_newest(checkpoint: Path, written: int | None) -> int:
     (folder / str(newest.batch_id)).unlink()
     (folder / f".{newest.batch_id}.crc").unlink(missing_ok=True)
     return newest.batch_id
+
+
+def awaken(checkpoint: Path, now_ms: int) -> int | None:
+    """If every micro-batch is committed, write the next one into `offsets/`, which reads nothing and whose time is
+    `now_ms`, or a millisecond after the one before if that is later; returns its batch id. None if there is nothing to
+    go on from, if a micro-batch is left to be repeated, or if another driver was first."""
+    entries = examine(checkpoint)
+    if not entries or not entries[-1].committed:
+        return None
+    folder, number = checkpoint / "offsets", entries[-1].batch_id + 1
+    version, described, *offsets = (folder / str(number - 1)).read_text(encoding="utf-8").splitlines()
+    metadata = json.loads(described)
+    metadata["batchTimestampMs"] = max(now_ms, metadata.get("batchTimestampMs", 0) + 1)
+    content = "\n".join([version, json.dumps(metadata, separators=(",", ":")), *offsets]).encode()
+    try:
+        _appear(folder / str(number), content)
+    except FileExistsError:
+        return None
+    _durable(folder)
+    return number
 
 
 def _numbered(folder: Path) -> dict[int, Path]:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -292,3 +292,51 @@ def catch() -> Iterator[list[object]]:
         yield raised
     finally:
         threading.excepthook = before
+
+
+def committed(folder: Folder) -> Folder:
+    (folder.at / "commits" / "6").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    folder.offsets(6).write_text(_OFFSETS.replace('"conf"', '"batchTimestampMs":5000,"conf"'))
+    return folder
+
+
+@pytest.mark.parametrize(("now_ms", "found"), [(9_000, 9_000), (5_001, 5_001), (5_000, 5_001), (0, 5_001)])
+def test_a_committed_checkpoint_is_given_a_micro_batch_that_reads_nothing(
+    folder: Folder, now_ms: int, found: int
+) -> None:
+    committed(folder)
+    assert checkpoint.awaken(folder.at, now_ms) == 7
+    version, metadata, offsets = folder.offsets(7).read_text().splitlines()
+    assert (version, offsets) == ("v1", '{"headrace.batches":{"0":7}}'), "as in the one before"
+    assert json.loads(metadata) == {"batchWatermarkMs": 0, "batchTimestampMs": found, "conf": {}}
+    assert checkpoint.problems(folder.at, 6) == []
+    assert checkpoint.awaken(folder.at, 99_000) is None, "it is left to be done"
+    assert json.loads(folder.offsets(7).read_text().splitlines()[1])["batchTimestampMs"] == found
+    assert sorted(file.name for file in (folder.at / "offsets").iterdir() if file.name.startswith(".headrace")) == []
+
+
+def test_what_is_left_to_be_repeated_or_begun_is_not_awakened(folder: Folder, tmp_path: Path) -> None:
+    assert checkpoint.awaken(folder.at, 9_000) is None
+    assert not folder.offsets(7).exists()
+    assert checkpoint.awaken(tmp_path / "new", 9_000) is None
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_two_drivers_one_awakens(folder: Folder, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    committed(folder)
+    before = checkpoint.examine(folder.at)
+    if not links:
+        monkeypatch.setattr(os, "link", raising(OSError(errno.EPERM, "no hard links")))
+    assert checkpoint.awaken(folder.at, 9_000) == 7
+    first = folder.offsets(7).read_bytes()
+    monkeypatch.setattr(checkpoint, "examine", lambda _: before)  # the other one looked before that
+    assert checkpoint.awaken(folder.at, 10_000) is None
+    assert folder.offsets(7).read_bytes() == first
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def refuse(*_: object) -> None:
+        raise error
+
+    return refuse

@@ -203,6 +203,8 @@ def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
         if job.settings.available_now
         else {"processingTime": f"{job.settings.trigger_ms} milliseconds"}
     )
+    if job.settings.lanes_stream:  # its waiting rows are due by the clock, not by what comes
+        checkpoint.awaken(folder, time.time_ns() // 1_000_000)
     query = writer.option("checkpointLocation", folder.as_uri()).trigger(**trigger).start()
     job.ledger.remember(query.id, str(folder))
     job.way.begin(query.id)
