@@ -12,7 +12,4 @@ from tests.support import postgres
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The URL of a PostgreSQL of this file's own."""
-    if postgres.binaries() is None:
-        pytest.skip("no PostgreSQL server on this machine")
-    with postgres.server() as url:
-        yield url
+    yield from postgres.for_tests()

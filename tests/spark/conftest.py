@@ -32,10 +32,7 @@ def job(tmp_path: Path, kafka: str, topic_prefix: str) -> Iterator[Callable[...,
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    if postgres.binaries() is None:
-        pytest.skip("no PostgreSQL server on this machine")
-    with postgres.server() as url:
-        yield url
+    yield from postgres.for_tests()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from headrace.kafka import free_port
 
@@ -41,6 +42,14 @@ def server() -> Iterator[str]:
     """Start a server and yield its URL; it is stopped and deleted afterwards."""
     with running(FAST) as found:
         yield found.url
+
+
+def for_tests() -> Iterator[str]:
+    """The body of a fixture: the URL of a server, or the tests are skipped where none is installed."""
+    if binaries() is None:
+        pytest.skip("no PostgreSQL server on this machine")
+    with server() as url:
+        yield url
 
 
 @contextmanager
