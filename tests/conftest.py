@@ -14,6 +14,7 @@ import pytest
 from headrace.kafka import KafkaServer
 from tests.support import jvm
 from tests.support.docker import engine_problem, in_ci
+from tests.support.patience import PATIENCE
 
 NO_ENGINE = "needs a Docker engine: "
 ELSEWHERE = "elsewhere: "
@@ -25,6 +26,14 @@ def pytest_configure(config: pytest.Config) -> None:
     jvm.install()
     if getattr(config.option, "numprocesses", None) and (making := jvm.make_in_background()):
         config.add_cleanup(making.terminate)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Every limit of a test is `PATIENCE` times as long, that of pyproject.toml, too."""
+    for item in items:
+        marked = item.get_closest_marker("timeout")
+        seconds = float(marked.args[0] if marked else config.getoption("timeout") or config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(seconds * PATIENCE), append=False)
 
 
 @pytest.hookimpl(tryfirst=True)
