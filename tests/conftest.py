@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from headrace.kafka import KafkaServer
 from tests.support import jvm
@@ -19,6 +20,12 @@ from tests.support.patience import PATIENCE
 NO_ENGINE = "needs a Docker engine: "
 ELSEWHERE = "elsewhere: "
 """So begins the reason of a vector that is not about the part that runs it."""
+
+
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", settings.get_profile("random"), derandomize=True)
+settings.load_profile("repeatable")
+"""No example is judged by time, and each run has the same ones. `--hypothesis-profile=random` (`make soak`): others."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

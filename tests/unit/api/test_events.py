@@ -199,7 +199,9 @@ def record(offset: int, tid: str, mark: int) -> Told:
     return Told(offset, f"te/{tid}", json.dumps({"document": document}).encode() if mark else None)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 2)), max_size=30),
     st.integers(0, 2**32),
