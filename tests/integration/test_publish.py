@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from headrace.cli import app
 from headrace.kafka import free_port
 from headrace.mqtt import MqttBroker, mosquitto
 from tests.support.mqtt_fixture import Subscriber
@@ -59,11 +61,4 @@ def test_without_a_broker_it_fails_and_says_so():
 
 @pytest.mark.parametrize("place", ["nohost", "host:", ":1883", "host:port"])
 def test_a_place_that_is_none_is_wrong_usage(place: str):
-    ran = subprocess.run(
-        [sys.executable, "-m", "headrace", "publish", "--mqtt", place],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 2
+    assert CliRunner().invoke(app, ["publish", "--mqtt", place]).exit_code == 2
