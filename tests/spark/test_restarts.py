@@ -154,7 +154,7 @@ def make_again(one: Job) -> None:
     admin, name = AdminClient({"bootstrap.servers": one.kafka}), f"{one.prefix}batches"
     for future in admin.delete_topics([name], operation_timeout=30).values():
         future.result(240)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while name in admin.list_topics(timeout=240).topics and time.monotonic() < deadline:
         time.sleep(0.2)
     while time.monotonic() < deadline:

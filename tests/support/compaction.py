@@ -40,7 +40,7 @@ def compacted(kafka: str, topic: str, values: list[bytes], gap: int) -> list[int
     producer.produce(topic, key=last[0], value=last[1], timestamp=now_ms)  # so late that a segment begins
     assert producer.flush(240) == 0
     with _often(admin):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while len(found := _offsets(kafka, topic)) > len(values):
             assert time.monotonic() < deadline, "the broker has not compacted the topic"
             time.sleep(0.2)
