@@ -132,6 +132,8 @@ def decode(head: int, body: bytes, missing: int = 0, *, v5: bool) -> Packet:
         if len(body) < 2:
             raise MalformedPacket("a CONNACK of less than two bytes")
         properties = _last_properties(body, 2) if v5 else ()
+        if any(name in (RECEIVE_MAXIMUM, MAXIMUM_PACKET_SIZE) and not value for name, value in properties):
+            raise MalformedPacket("a CONNACK that permits no packet at all", PROTOCOL_ERROR)
         return Connack(bool(body[0] & 1), body[1], properties)
     if kind == DISCONNECT:
         _last_properties(body, 1)
