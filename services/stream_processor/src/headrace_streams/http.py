@@ -1,4 +1,4 @@
-"""/healthz (no partition stands still), /readyz (all partitions restored), /metrics (Prometheus text)."""
+"""/healthz (nothing stands still, see `watchdog.py`), /readyz (all partitions restored), /metrics (Prometheus text)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def make_web(worker: Worker, ticks: Mapping[int, int], watchdog: Watchdog) -> we
 
     async def healthz(_: web.Request) -> web.Response:
         if slow := watchdog.slow(time.monotonic()):
-            return web.json_response({"status": "no progress", "partitions": slow}, status=503)
+            return web.json_response({"status": "no progress", "stopped": slow}, status=503)
         return web.json_response({"status": "ok"})
 
     async def readyz(_: web.Request) -> web.Response:

@@ -68,12 +68,15 @@ class TimelineOwner:
         self._worker = worker
         self._outlet = outlet
         self._places: dict[PartitionRunner, Place] = {}
+        self.round_at = time.monotonic()
 
     async def run(self) -> None:
         """Until cancelled. An error ends the process."""
         try:
             while True:
-                await asyncio.sleep(LOOK_S if await self._round(time.monotonic()) else LONG_LOOK_S)
+                soon = await self._round(time.monotonic())
+                self.round_at = time.monotonic()
+                await asyncio.sleep(LOOK_S if soon else LONG_LOOK_S)
         except Exception as error:
             fatal(error, "timelines")
 

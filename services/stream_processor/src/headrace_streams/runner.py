@@ -102,6 +102,11 @@ class PartitionRunner:
         return self.ready and not self.busy and not self._waiting
 
     @property
+    def starting(self) -> bool:
+        """Being restored, or sent to the place where to go on: how much lag there is is not known yet."""
+        return self.step in ("restoring", "seek")
+
+    @property
     def waiting(self) -> int:
         """Chunks handed over and not begun."""
         return len(self._waiting)
@@ -168,7 +173,8 @@ class PartitionRunner:
         """Whether the state is at the end of the changelog; not, if the broker was away meanwhile."""
         changelog = TopicPartition(self._around.prefix + self.spec.changelog, self.partition)
         try:
-            await restore.restore(self._around.bootstrap, changelog, state, self.stage)
+            moved = functools.partial(self._reached, "restoring")
+            await restore.restore(self._around.bootstrap, changelog, state, self.stage, moved)
             async with restore.reading(self._around.bootstrap, TopicPartition(self.topic, self.partition)) as log_:
                 self._begins(await log_.first())
         except KafkaError as error:

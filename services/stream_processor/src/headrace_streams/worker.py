@@ -77,6 +77,11 @@ class Worker:
         """Whether the consumer hands over chunks; during a rebalance it does not."""
         return bool(self.app.consumer.flow_active)
 
+    @property
+    def fetching(self) -> bool:
+        """Whether somebody asks the broker for records. If not, lag stays what it was, and nothing would show it."""
+        return bool(self.app.consumer.fetching)
+
     def lag(self, runner: PartitionRunner) -> int | None:
         """Records of the input that are not applied yet, as of the last fetch; None if not known."""
         if (offset := runner.next_offset) is None:
