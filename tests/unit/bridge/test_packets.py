@@ -186,6 +186,12 @@ def test_a_property_is_a_number_or_the_default() -> None:
     assert (connack.number(33, 1), connack.number(39, 2), connack.number(31, 3)) == (20, 2, 3)
 
 
+def test_a_subscription_asks_for_what_others_publish_as_they_have_published_it() -> None:
+    asked = packets.subscribe(7, {"te/#": 1, "$share/g/te/#": 2}, v5=True)
+    assert asked == b"\x82\x1a\0\7\0\0\4te/#\x1d\0\x0d$share/g/te/#\x1a", "No Local, but not of a shared one"
+    assert packets.subscribe(7, {"te/#": 1}, v5=False) == b"\x82\x09\0\7\0\4te/#\1"
+
+
 def test_a_topic_has_65_535_bytes_at_most() -> None:
     assert len(packets.text(b"x" * 65_535)) == 65_537
     with pytest.raises(ValueError, match="65,535"):

@@ -29,6 +29,8 @@ PROPERTY_TYPES = {
 Value = int | bytes | tuple[bytes, bytes]
 Properties = tuple[tuple[int, Value], ...]
 
+NO_LOCAL, RETAIN_AS_PUBLISHED, RETAINED_IF_NEW = 0x04, 0x08, 0x10  # options of a subscription
+
 PINGREQ_BYTES = b"\xc0\x00"
 DISCONNECT_FOR_BYTES = b"\xe0\x01"  # and the reason code
 DISCONNECT_BYTES = b"\xe0\x00"  # normal: the session stays for its expiry interval, no will is sent
@@ -284,9 +286,15 @@ def connect(
 
 
 def subscribe(packet_id: int, filters: dict[str, int], *, v5: bool) -> bytes:
-    """SUBSCRIBE to filters with their QoS; on MQTT 5 Retain As Published, retained messages only if new."""
-    options = 0x18 if v5 else 0
-    asked = b"".join(text(name.encode()) + bytes((qos | options,)) for name, qos in filters.items())
+    """SUBSCRIBE to filters with their QoS; on MQTT 5 with Retain As Published, retained messages only if the filter is
+    new, and nothing that this client has published (No Local, which a shared subscription must not have: 3.8.3.1)."""
+
+    def options(name: str, qos: int) -> int:
+        if not v5:
+            return qos
+        return qos | RETAINED_IF_NEW | RETAIN_AS_PUBLISHED | (0 if name.startswith("$share/") else NO_LOCAL)
+
+    asked = b"".join(text(name.encode()) + bytes((options(name, qos),)) for name, qos in filters.items())
     return _packet(0x82, struct.pack("!H", packet_id) + (b"\x00" if v5 else b"") + asked)
 
 

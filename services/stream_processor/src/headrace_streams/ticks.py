@@ -6,7 +6,7 @@ gets its tick then, not before. The log's clock is taken to go on from the marke
 that is later; if it is behind, the tick moves nothing and the next interval brings another.
 
 One task per worker with absolute deadlines: it looks again when the first partition will want a tick, which is when
-that has been idle for the interval and something in it is due; and twice an interval at least, for what comes meanwhile.
+that has been idle for the interval and something in it is due; and twice an interval at least, as more may come.
 A tick is late by a twentieth of the interval at most, and by the work of a round; rounds do not drift. The wall clock
 decides only when to write a tick, never what it means (`batching.md` 4.5).
 """
