@@ -111,6 +111,7 @@ EVENT: Headers = {
         "timeline.retries:0:4711:0",
     )
 }
+REPLY: Headers = {"tl-reply-to": COMMAND["tl-reply-to"]}
 PARKED: Headers = {
     "reason": one_of("why it is here: its deliveries, or the partition it came in", "DELIVERIES_EXHAUSTED", "MISROUTED")
 }
