@@ -39,7 +39,8 @@ def resolve(ledger: Ledger, base: Mapping[str, str], dead_letters: str, stopping
         return
     consumer = Consumer(
         {**base, "group.id": "headrace-bridge-doubts", "enable.auto.commit": False, "enable.partition.eof": True,
-         "enable.auto.offset.store": False, "allow.auto.create.topics": False, "log_level": 2}
+         "enable.auto.offset.store": False, "fetch.queue.backoff.ms": 10, "allow.auto.create.topics": False,
+         "log_level": 2}
     )  # fmt: skip
     try:
         found, offsets = _look(consumer, ledger, doubts, dead_letters, stopping)

@@ -227,7 +227,7 @@ def consumer(base: dict[str, str], prefix: str) -> Consumer:
             **base, "group.id": f"{prefix}bridge.outbound", "enable.auto.commit": False,
             "auto.offset.reset": "earliest", "allow.auto.create.topics": False, "log_level": 2,
             "topic.metadata.refresh.interval.ms": 5000, "session.timeout.ms": 10_000,
-            "queued.max.messages.kbytes": 16 * 1024,
+            "queued.max.messages.kbytes": 16 * 1024, "fetch.queue.backoff.ms": 10,
             "partition.assignment.strategy": "cooperative-sticky",
         }
     )  # fmt: skip
