@@ -473,6 +473,24 @@ def test_an_unsubscription_that_the_broker_refuses_is_asked_for_again(tmp_path: 
         rig.end()
 
 
+def test_an_unsubscription_that_was_cut_before_its_unsuback_is_asked_for_at_the_next_connect(tmp_path: Path) -> None:
+    """Else a filter that was taken out of the settings would be delivered until the next start of the bridge."""
+    memory = FilterMemory(tmp_path, "c")
+    memory.save({"te/#", "old/#"})
+    rig = Rig(tmp_path)
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    assert (peer.packet()[-7:], peer.packet()[0]) == (b"\0\5old/#", 0x82)
+    peer.send(SUBACK)
+    until(lambda: rig.bridge.snapshot.ready, "subscribed")
+    peer.reset()
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    assert (peer.packet()[-7:], peer.packet()[0]) == (b"\0\5old/#", 0x82)
+    peer.send(b"\xb0\x04\0\2\0\0" + SUBACK)
+    until(lambda: rig.bridge.snapshot.ready, "subscribed again")
+    assert memory.load() == {"te/#"}
+    rig.end()
+
+
 def test_a_lower_qos_than_asked_for_is_said(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     rig.broker.accept(suback=SUBACK[:-1] + b"\0")
     until(lambda: rig.bridge.snapshot.ready, "subscribed all the same")

@@ -163,7 +163,8 @@ class Bridge:
         if not present:
             self._session_lost()
         self._progress.connected(self._done)  # what a lost session no longer owes is no progress
-        self._subscribed = self._confirmed
+        gone = self._memory.load() - set(self._subscriptions)  # of which no UNSUBACK has come
+        self._subscribed = self._confirmed and not gone
         if not self._subscribed:
             self._subscribe(connection)
         if self._outbound is not None:
@@ -285,7 +286,7 @@ class Bridge:
         log.info("subscribed", filters=self._subscriptions)
 
     def _unsuback(self, ack: Ack) -> None:
-        """Forget what is gone; what the broker did not remove is asked for again by the next process."""
+        """Forget what is gone; what the broker did not remove is asked for again at the next connect."""
         if any(code >= FAILED for code in ack.codes):
             log.warning("unsubscribing refused", codes=ack.codes.hex())
         else:
