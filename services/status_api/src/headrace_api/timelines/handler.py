@@ -81,6 +81,10 @@ class TimelineHandler:
         """Withdraw waiting polls soon. On the event loop."""
         self._closing.set()
 
+    def forget(self, name: str) -> None:
+        """A timeline is not what it was; what is known of it is asked anew."""
+        self._timelines.forget(name)
+
     async def answer(self, request: Request) -> Response:
         """One request; never raises what a client could cause."""
         started, label = time.monotonic(), "none"
