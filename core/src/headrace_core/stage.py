@@ -89,6 +89,25 @@ class HasAges(Protocol):
 
 
 @runtime_checkable
+class RepeatsReplies(Protocol):
+    """A stage that remembers what it has answered."""
+
+    def again(self, state: State, record: Record) -> Emission | None:
+        """The reply to a record that `state` contains, which may have been lost with a worker; changes nothing.
+
+        None: none was asked for, or it is not remembered.
+        """
+
+
+@runtime_checkable
+class HasOldest(Protocol):
+    """A stage whose messages wait for somebody to ask for them; nothing in the log tells that nobody does."""
+
+    def oldest(self, state: State) -> int | None:
+        """Log time (ms) from which the first message that is not done may be asked for; None: there is none."""
+
+
+@runtime_checkable
 class CountsRoots(Protocol):
     """A stage that also counts by root."""
 
