@@ -65,6 +65,10 @@ class TimelineLog:
         settings = self.timelines.get(topic.split(".")[1])
         return 0 if settings is None else settings.partitions
 
+    async def owners(self, topic: str) -> dict[int, str]:
+        """Odd partitions have one that is known."""
+        return {number: f"w{number}@host" for number in range(1, await self.partitions(topic), 2)}
+
     def correlation(self) -> str:
         self._number += 1
         return f"api-1-{self._number}"

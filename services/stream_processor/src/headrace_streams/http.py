@@ -96,7 +96,8 @@ def make_web(worker: Worker, ticks: Mapping[int, int], watchdog: Watchdog) -> we
         return web.json_response({"status": "ok"})
 
     async def readyz(_: web.Request) -> web.Response:
-        return web.json_response({"ready": worker.ready}, status=200 if worker.ready else 503)
+        found = {"ready": worker.ready, "recovering": worker.recovering}
+        return web.json_response(found, status=200 if worker.ready else 503)
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})

@@ -85,6 +85,10 @@ class TimelineHandler:
         """A timeline is not what it was; what is known of it is asked anew."""
         self._timelines.forget(name)
 
+    def recovering(self) -> list[str]:
+        """Partitions of timelines that do not answer, `<timeline>-<partition>`."""
+        return self._timelines.silent.named(time.monotonic())
+
     async def answer(self, request: Request) -> Response:
         """One request; never raises what a client could cause."""
         started, label = time.monotonic(), "none"
