@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,4 +148,27 @@ def test_replies_that_a_worker_took_with_it_are_sent_by_the_next_one_without_any
     assert due == 1
     until(lambda: worker.metric("headrace_timeline_overdue_seconds") > 1_000_000_000, "overdue")
     assert worker.metric("headrace_stage_overdue_seconds") == 0
+    assert worker.terminate() == 0
+
+
+def test_a_log_whose_clock_is_far_from_the_senders_leases_nothing_until_it_is_near_again(worker: StreamsWorker) -> None:
+    worker.settings["TIMELINES"] = json.dumps({"jobs": JOBS | {"max_deliveries": 0}})
+    worker.start().wait_ready()
+    client = Client(worker)
+    partition = client.answer(client.do("create", {"group": "P", "delay_ms": 0}, b"job-1"))["bucket"] % 2
+
+    def hear(behind_ms: int) -> None:
+        for _ in range(8):
+            sent = b"%d" % (time.time() * 1000 - behind_ms)
+            named = {"tl-op": b"get", "tl-args": b"{}", "tl-instance": b"api-1", "tl-sent-at": sent}
+            client.write(b"job-1", b"", named)
+
+    poll = {"consumer": "C", "lease_ms": 60_000, "limit": 1}
+    hear(60_000)
+    degraded = r'headrace_stage\{name="degraded"'
+    until(lambda: worker.metric(degraded) == 1, f"degraded, see {worker.log}")
+    assert client.answer(client.do("poll", poll, partition=partition))["code"] == "DEGRADED"
+    hear(0)
+    until(lambda: worker.metric(degraded) == 0, f"no longer, see {worker.log}")
+    assert client.answer(client.do("poll", poll, partition=partition))["ids"] == ["job-1"]
     assert worker.terminate() == 0

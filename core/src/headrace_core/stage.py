@@ -7,7 +7,7 @@ another cut into chunks give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -97,6 +97,17 @@ class RepeatsReplies(Protocol):
 
         None: none was asked for, or it is not remembered.
         """
+
+
+@runtime_checkable
+class JudgesClocks(Protocol):
+    """A stage that does not trust the log's clock if those of the senders are far from it."""
+
+    def degraded(self, state: State) -> bool:
+        """Whether it does not trust it now."""
+
+    def crossed(self, state: State, offsets: Sequence[int]) -> bool:
+        """Whether a record with the senders' offsets (ms, at least one) would change that."""
 
 
 @runtime_checkable

@@ -32,10 +32,17 @@ def headers_schema(message: Message) -> Schema:
     return described
 
 
+REPLY_TO = "tl-reply-to"
+"""Who has it among the records of `replies` is a timeline's."""
+
+
 def message_of(name: str, key: bytes | None, value: bytes | None, headers: Pairs) -> Message | None:
     """The message that a record of the topic `name` is, or None. Raises KeyError for a topic that is not known."""
-    kind = dict(headers).get("kind")
+    named = dict(headers)
+    kind = named.get("kind")
     for message in topic(name).messages:
+        if REPLY_TO in message.headers and REPLY_TO not in named:
+            continue
         if _kind(message) == kind and _marks(message) == (key == _latin(MARKER_KEY)) and _form(message, value):
             return message
     return None

@@ -183,7 +183,16 @@ TOPICS = (
         "correlation id",
         "stages -> API",
         "delete",
-        (_json("reply", "an HTTP answer", "reply", h.id_of("registration"), h.CORRELATION_KEY),),
+        (
+            Message(
+                "timeline-reply",
+                "JSON: the answer to a command of a timeline, {ok, code?, now, ...}; after a restart maybe once more",
+                Value.BYTES,
+                h.TIMELINE_REPLY,
+                h.CORRELATION_KEY,
+            ),
+            _json("reply", "an HTTP answer", "reply", h.id_of("registration"), h.CORRELATION_KEY),
+        ),
     ),
     Topic(
         "dead-letter",

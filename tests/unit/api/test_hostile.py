@@ -165,21 +165,22 @@ class Service(NamedTuple):
     address: Address
 
     def begin(self) -> None:
-        """A new timeline with one message that is due."""
-        log = self.given.log_of_timelines
-        log.forget()
-        log.timelines["jobs"] = Settings(partitions=2, bucket_count=8, client_rate=10**9)
-        self.given.timelines.forget("jobs")
+        """A new timeline with one message that is due; to change a setting makes the API ask for all of them anew."""
+        self.given.log_of_timelines.forget()
+        assert self.ask(b"PUT /v1/timelines/jobs", b'{"client_rate": 1000000000}') == 200
         body = b'{"id": "bill-7", "delay_ms": 0, "headers": {"a": "b"}}'
-        head = b"POST /v1/timelines/jobs/messages HTTP/1.1\r\nHost: x\r\n"
-        head += b"Connection: close\r\nX-Producer-Group: billing\r\n"
-        assert raw(self.address, head + b"Content-Length: %d\r\n\r\n" % len(body) + body).status == 201
+        assert self.ask(b"POST /v1/timelines/jobs/messages", body) == 201
+
+    def ask(self, line: bytes, body: bytes) -> int:
+        head = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Producer-Group: billing\r\nContent-Length: %d\r\n\r\n"
+        return raw(self.address, line + head % len(body) + body).status
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     messages = [(START_MS + at, topic, payload) for at, topic, payload in MESSAGES]
     one = fixture(tmp_path_factory.mktemp("api"), messages)
+    one.log_of_timelines.timelines["jobs"] = Settings(partitions=2, bucket_count=8, client_rate=10**9)
     with served(one.app) as address:
         yield Service(one, address)
         one.calls.close()

@@ -8,7 +8,7 @@ Beside that sum: `granted`, `parked`, `emitted`, `waits_served`, `waits_ended`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from headrace_core.stage import Emission, Headers, Record
 from headrace_core.state import State
 from headrace_core.timeline import keys, wire
 from headrace_core.timeline.buffer import Emitted
+from headrace_core.timeline.clock_quality import median
 from headrace_core.timeline.context import Answer, Context
 from headrace_core.timeline.due import next_timestamp
 from headrace_core.timeline.engine import CHANGES, READS, Engine, Outcome
@@ -122,6 +123,15 @@ class TimelineStage:
     def oldest(self, state: State) -> int | None:
         """See headrace_core.stage.HasOldest: what is not parked and stands first; its lease may be active still."""
         return next_timestamp(self._seen(state))
+
+    def degraded(self, state: State) -> bool:
+        """See headrace_core.stage.JudgesClocks (timeline.md 12.3)."""
+        return Store(state, {}).clock.degraded
+
+    def crossed(self, state: State, offsets: Sequence[int]) -> bool:
+        """See headrace_core.stage.JudgesClocks."""
+        limit = Engine(self._settings).settings(state).degrade_offset_ms
+        return (abs(median(list(offsets))) >= limit) != self.degraded(state)
 
     def _seen(self, state: State) -> Context:
         """What the one partition of this stage looks like from outside, between two records."""

@@ -24,13 +24,14 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from headrace_core.changelog import Marker
-from headrace_core.stage import Record, RepeatsReplies, Stage
+from headrace_core.stage import JudgesClocks, Record, RepeatsReplies, Stage
 from headrace_core.state import Overlay
 from headrace_streams import again, chunks, restore
 from headrace_streams.chunks import Chunk
 from headrace_streams.faults import INSIDE_TRANSACTION, Faults
 from headrace_streams.producer import Outlet, mutations_size
 from headrace_streams.reads import Reads
+from headrace_streams.senders import Senders
 from headrace_streams.sizes import REPLIES, Bounded, Outgoing, record_size
 from headrace_streams.stages import StageSpec
 from headrace_streams.store import Position, RocksState
@@ -77,6 +78,7 @@ class PartitionRunner:
         self.moved_at = time.monotonic()
         self.step = "restoring"
         self.progress_at = self.moved_at
+        self.senders = Senders()
         self.log_start = 0
         """First offset of the input that was there when the state was restored, or when records were missing."""
         self._around = around
@@ -120,6 +122,8 @@ class PartitionRunner:
         if self._closing:
             chunk.ack()
         else:
+            if isinstance(self.stage, JudgesClocks):
+                self.senders.seen(chunk.records)
             self._waiting.append(chunk)
             self._wake.set()
 

@@ -81,10 +81,6 @@ class TimelineHandler:
         """Withdraw waiting polls soon. On the event loop."""
         self._closing.set()
 
-    def forget(self, name: str) -> None:
-        """A timeline is not what it was; what is known of it is asked anew."""
-        self._timelines.forget(name)
-
     def recovering(self) -> list[str]:
         """Partitions of timelines that do not answer, `<timeline>-<partition>`."""
         return self._timelines.silent.named(time.monotonic())
