@@ -73,6 +73,11 @@ class Worker:
         return self.assigned_once and all(runner.ready for runner in self.runners.values())
 
     @property
+    def recovering(self) -> list[str]:
+        """Assigned partitions whose state is not restored yet, `<stage>-<partition>`."""
+        return sorted(f"{one.spec.name}-{one.partition}" for one in self.runners.values() if not one.ready)
+
+    @property
     def flowing(self) -> bool:
         """Whether the consumer hands over chunks; during a rebalance it does not."""
         return bool(self.app.consumer.flow_active)
