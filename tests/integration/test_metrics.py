@@ -43,9 +43,10 @@ ROOT = {  # 11: counted per root; 13: totals of a root
 }  # fmt: skip
 BRIDGE = {
     "received_total", "publishes_total", "produced_total", "acknowledged_total", "in_flight", "in_flight_bytes",
-    "oldest_in_flight_seconds", "retries_total", "dead_letters_total", "connects_total", "connection_losses_total",
-    "decode_errors_total", "publish_sent_total", "publish_acked_total", "kafka_queue", "kafka_latency_seconds_bucket",
-    "mqtt_up", "kafka_up", "subscribed",
+    "oldest_in_flight_seconds", "retries_total", "dead_letters_total", "connects_total", "reconnects_total",
+    "connection_losses_total", "sessions_lost_total", "session_expiry_seconds", "decode_errors_total",
+    "publish_sent_total", "publish_acked_total", "kafka_queue", "kafka_latency_seconds_bucket", "mqtt_up", "kafka_up",
+    "subscribed",
 }  # fmt: skip
 MESSAGES = [
     ("device/a//", {"@type": "child-device", "@new": 1}),

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 STALLED = 70
 STALL_S = "5"
 """The watchdog counts 3 s at most for a moment in which the machine did not let the worker run."""
+DEAF = "tests.support.deaf_stage:DeafStage"
 RACING = "tests.support.racing_stage:RacingStage"
 
 
@@ -83,6 +84,14 @@ def test_records_fetched_for_a_generation_that_is_over_are_read_again_without_an
     worker.wait_applied(50)
     assert worker.terminate() == 0
     assert [int(output.value) for output in read_all(worker.kafka, worker.prefix + "routed")] == list(range(1, 51))
+
+
+def test_a_fetcher_that_ends_unheard_ends_the_worker(worker: StreamsWorker) -> None:
+    worker.stages = DEAF
+    worker.start().wait_ready()
+    produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", b"%d" % i) for i in range(50)])
+    assert worker.running.wait(300) == STALLED
+    assert "the fetcher has ended" in lines(worker, "fatal")[-1]["error"]
 
 
 def stop_in_a_chunk(worker: StreamsWorker, broker_pid: int) -> None:

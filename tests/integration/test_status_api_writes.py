@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.support.api_process import StatusApi
 from tests.support.bridge_process import read_topic
@@ -22,6 +23,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(280)]
 
 ROOTS = {"te": "main-dev", "r1": "main-1", "r2": "main-2"}
 ENTITIES = "/te/v1/entities"
+FAULT_EXIT = 86
 
 
 @pytest.fixture
@@ -156,6 +158,57 @@ def test_without_a_stream_processor_a_write_is_late_not_lost(worker: StreamsWork
     until(lambda: api.ask(f"{ENTITIES}/device/press").status == 200, f"the write, see {worker.log}")
     assert requested(worker) == {"device/press": 1}
     until(lambda: 'headrace_api_replies_total{whose="late"} 1.0' in api.ask("/metrics").body, "its reply, late")
+    assert api.terminate() == 0
+    assert worker.terminate() == 0
+
+
+def replies(worker: StreamsWorker) -> list[tuple[int, bytes]]:
+    """Status and id of each."""
+    return [
+        (json.loads(r.value)["status"], r.headers["id"]) for r in read_topic(worker.kafka, f"{worker.prefix}replies")
+    ]
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(2, marks=pytest.mark.soak), 3, pytest.param(4, marks=pytest.mark.soak), 5, 6]
+)
+def test_a_crash_at_any_point_of_a_request_answers_once_or_says_that_the_answer_is_lost(
+    worker: StreamsWorker, api: StatusApi, step: int
+) -> None:
+    """Before the changelog has it, the request is applied anew and answered; behind it, only the answer can be lost."""
+    durable, answered = step >= 4, step in (2, 3, 6)
+    worker.at_once().start().wait_ready()
+    worker.kill()
+    worker.start(FAULT=f"{step}:1").wait_ready()
+    api.settings |= {"WRITE_WAIT_S": "60" if answered else "6"}
+    api.start().wait_ready()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(api.ask, ENTITIES, "POST", child("press", name="Press 7"))
+        assert worker.running.wait(300) == FAULT_EXIT
+        assert bool(replies(worker)) == (step == 6)
+        worker.start().wait_ready()
+        answer = asked.result(90)
+    if answered:
+        assert (answer.status, answer.body) == (201, {"@topic-id": "device/press//"})
+    else:
+        assert (answer.status, answer.body["reason"]) == (504, "timeout")
+        assert "was processed, but its answer is lost" in answer.body["detail"]
+    assert api.ask(f"{ENTITIES}/device/press///twin/name").body == "Press 7"
+    assert requested(worker) == {"device/press": 1}
+    assert len(replies(worker)) == (0 if durable and not answered else 1)
+    registered = [r.headers["id"] for r in read_topic(worker.kafka, f"{worker.prefix}routed") if r.key == b"te"]
+    assert len(registered) == (4 if step == 3 else 2)
+    assert len(set(registered)) == 2, "a repeat has the same id"
+
+    again = next(r for r in read_topic(worker.kafka, f"{worker.prefix}raw") if r.headers.get("kind") == b"request")
+    producer = Producer({"bootstrap.servers": worker.kafka, "partitioner": "murmur2_random"})
+    producer.produce(
+        f"{worker.prefix}raw", again.value, again.key, again.partition, headers=list(again.headers.items())
+    )
+    assert producer.flush(240) == 0
+    until(lambda: 409 in [status for status, _ in replies(worker)], "the record that came twice is refused")
+    assert api.ask(f"{ENTITIES}/device/press///twin/name").body == "Press 7"
+    assert len({id_ for _, id_ in replies(worker)}) == len(replies(worker))
     assert api.terminate() == 0
     assert worker.terminate() == 0
 

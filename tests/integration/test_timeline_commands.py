@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from confluent_kafka import Message, Producer
 
 from headrace_core.partitioner import partition_of
-from tests.integration.test_time_buffer import headers_of, read
+from tests.integration.test_time_buffer import FAULT_EXIT, headers_of, read
 from tests.support.streams_worker import StreamsWorker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
@@ -39,11 +40,15 @@ class Client:
         self.producer.produce(topic, key=key, value=value, headers=list(headers.items()), **place)
         assert self.producer.flush(240) == 0
 
-    def do(self, op: str, args: dict[str, Any], key: bytes | None = None, value: bytes = b"", **place: int) -> bytes:
-        """Send a command; returns its correlation id."""
+    def do(
+        self, op: str, args: dict[str, Any], key: bytes | None = None, value: bytes = b"", request: bytes = b"",
+        **place: int,
+    ) -> bytes:  # fmt: skip
+        """Send a command, with a request id if there is one; returns its correlation id."""
         self.sent += 1
         correlation = b"c%d" % self.sent
         asked = {"tl-reply-to": b"me", "tl-reply-partition": b"99999", "tl-correlation-id": correlation}
+        asked |= {"tl-request-id": request} if request else {}
         self.write(key, value, {"tl-op": op.encode(), "tl-args": json.dumps(args).encode(), **asked}, **place)
         return correlation
 
@@ -107,4 +112,63 @@ def test_a_waiting_poll_gets_its_message_when_it_is_due_over_a_kill_and_a_poison
     )
     tombstones = r'headrace_stage{name="tombstones"'
     until(lambda: worker.ready() and worker.metric(tombstones) == 0, "purged")
+    assert worker.terminate() == 0
+
+
+def test_replies_that_a_worker_took_with_it_are_sent_by_the_next_one_without_anybody_asking_again(
+    worker: StreamsWorker,
+) -> None:
+    client = Client(worker)
+    kept = JOBS | {"max_deliveries": 0, "dedup_window_ms": 600_000}  # no purge is a chunk that would be counted
+    worker.settings["TIMELINES"] = json.dumps({"jobs": kept})
+    worker.start(FAULT="5:1").wait_ready()
+    created = client.do("create", {"group": "P", "delay_ms": 0}, b"job-1", b"x", b"r1")
+    assert worker.running.wait(300) == FAULT_EXIT
+    assert client.replies(created) == []
+
+    # the poll's chunk is answered, that of its grant, made by the owner's tick, is not
+    worker.start(FAULT="5:4").wait_ready()
+    first = client.answer(created)
+    assert (first["ok"], first["id"], first["version"], "replayed" in first) == (True, "job-1", 1, False)
+    partition = first["bucket"] % 2
+    poll = {"consumer": "C", "lease_ms": 60_000, "limit": 1}
+    assert client.answer(client.do("poll", poll, request=b"r2", partition=partition))["ids"] == ["job-1"]
+    waits = client.do("poll", poll | {"wait_ms": 30_000}, request=b"r3", partition=partition)
+    assert client.answer(waits)["waiting"]
+    moved = client.do("release", {"id": "job-1", "consumer": "C", "delay_ms": 300}, b"job-1")
+    assert client.answer(moved)["status"] == "waiting"
+    assert worker.running.wait(300) == FAULT_EXIT
+    assert [one["ids"] for one in client.replies(waits)] == [[]]
+    worker.start().wait_ready()
+    [lease] = client.answer(waits, 2)["leases"]
+    assert (lease["id"], lease["body"], lease["deliveries"]) == ("job-1", "x", 2)
+
+    # and a job that nobody leases is told, though nothing happens in its log
+    due = client.answer(client.do("create", {"group": "P", "timestamp": 1}, b"job-2"))["timestamp"]
+    assert due == 1
+    until(lambda: worker.metric("headrace_timeline_overdue_seconds") > 1_000_000_000, "overdue")
+    assert worker.metric("headrace_stage_overdue_seconds") == 0
+    assert worker.terminate() == 0
+
+
+def test_a_log_whose_clock_is_far_from_the_senders_leases_nothing_until_it_is_near_again(worker: StreamsWorker) -> None:
+    worker.settings["TIMELINES"] = json.dumps({"jobs": JOBS | {"max_deliveries": 0}})
+    worker.start().wait_ready()
+    client = Client(worker)
+    partition = client.answer(client.do("create", {"group": "P", "delay_ms": 0}, b"job-1"))["bucket"] % 2
+
+    def hear(behind_ms: int) -> None:
+        for _ in range(8):
+            sent = b"%d" % (time.time() * 1000 - behind_ms)
+            named = {"tl-op": b"get", "tl-args": b"{}", "tl-instance": b"api-1", "tl-sent-at": sent}
+            client.write(b"job-1", b"", named)
+
+    poll = {"consumer": "C", "lease_ms": 60_000, "limit": 1}
+    hear(60_000)
+    degraded = r'headrace_stage\{name="degraded"'
+    until(lambda: worker.metric(degraded) == 1, f"degraded, see {worker.log}")
+    assert client.answer(client.do("poll", poll, partition=partition))["code"] == "DEGRADED"
+    hear(0)
+    until(lambda: worker.metric(degraded) == 0, f"no longer, see {worker.log}")
+    assert client.answer(client.do("poll", poll, partition=partition))["ids"] == ["job-1"]
     assert worker.terminate() == 0

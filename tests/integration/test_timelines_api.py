@@ -59,6 +59,11 @@ def service(kafka: str, topic_prefix: str, tmp_path: Path) -> Iterator[Service]:
 
 
 def test_a_timeline_over_http_loses_nothing_when_its_worker_is_killed(service: Service) -> None:
+    # who has it; and the worker's own word on what it restores
+    shown = service.ask("GET", "/").body
+    assert [one["owner"] for one in shown["partitions"]] == ["one@127.0.0.1"] * 2
+    assert json.loads(service.worker.get("/readyz")) == {"ready": True, "recovering": []}
+
     # created, repeated, moved, refused, cancelled
     sent = {"id": "bill/7", "delay_ms": 600_000, "body": "pay"}
     first = service.owner("POST", "/messages", sent, Idempotency_Key="k1")

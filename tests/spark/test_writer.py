@@ -6,10 +6,10 @@ import json
 import random
 import signal
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
@@ -46,8 +46,7 @@ def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: 
     assert (refused["element"], refused["payload"]) == (1, bad_member.decode())
     assert dict(letters["null_value"].headers())["id"].decode() == "writer:{partition}:{offset}:1".format(**refused)
     assert largest_window(one) <= 400
-    with urllib.request.urlopen(f"http://127.0.0.1:{one.port}/healthz", timeout=60) as answer:
-        assert answer.status == 200
+    assert one.health() == 200
     one.send(signal.SIGTERM)
     assert one.wait() == 0
     one.start()
@@ -115,6 +114,28 @@ def test_a_wrong_schema_stops_the_job_and_writes_no_dead_letters(job: Callable[.
     assert one.wait() == 5, one.log()[-4000:]
     assert written(one, "dead-letter") == 0
     assert one.sql("state.db", "SELECT count(*) FROM hr_batch_ledger") == [(0,)]
+
+
+@pytest.mark.soak
+def test_a_query_that_stands_still_between_two_micro_batches_is_unhealthy_and_one_without_input_is_not(
+    job: Callable[..., Job],
+) -> None:
+    """Half a minute without a sign of life is too long; Spark says every 10 s that there is no input."""
+    one = job()
+    produce(one, documents(4))
+    one.start()
+    until(lambda: one.rows() == 40, one)
+    seen = [one.health() for _ in range(45) if not time.sleep(1)]
+    assert set(seen) == {200}
+    assert one.process is not None
+    (jvm,) = (child for child in psutil.Process(one.process.pid).children() if child.name() == "java")
+    jvm.suspend()
+    try:
+        until(lambda: one.health() == 503, one)
+    finally:
+        jvm.resume()
+    until(lambda: one.health() == 200, one)
+    assert one.terminate() == 0
 
 
 def test_another_checkpoint_is_refused(job: Callable[..., Job], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -116,6 +117,16 @@ class Job:
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
+
+    def health(self) -> int:
+        """The status of `/healthz`; 0 as long as nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=60) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except (OSError, http.client.HTTPException):
+            return 0
 
     def metrics(self) -> dict[str, float]:
         """By name and labels; empty as long as nobody answers."""

@@ -65,6 +65,10 @@ class TimelineLog:
         settings = self.timelines.get(topic.split(".")[1])
         return 0 if settings is None else settings.partitions
 
+    async def owners(self, topic: str) -> dict[int, str]:
+        """Odd partitions have one that is known."""
+        return {number: f"w{number}@host" for number in range(1, await self.partitions(topic), 2)}
+
     def correlation(self) -> str:
         self._number += 1
         return f"api-1-{self._number}"
@@ -101,6 +105,11 @@ class TimelineLog:
             if one.topic == "replies" and box is not None and not lost:
                 assert dict(one.headers)["tl-reply-to"] == self.name.encode()
                 box.arrived.put_nowait(one.value or b"")
+
+    def forget(self) -> None:
+        """All timelines are as they were before anything was written."""
+        self._stages.clear()
+        self._offsets.clear()
 
     def tick(self, name: str = "jobs") -> None:
         """What the owner writes when something is due, in every partition."""

@@ -7,7 +7,7 @@ another cut into chunks give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -86,6 +86,36 @@ class HasAges(Protocol):
 
     def ages(self, state: State) -> Mapping[str, int]:
         """Milliseconds on the log's clock by name (`oldest_open`), 0 if nothing waits. O(log n)."""
+
+
+@runtime_checkable
+class RepeatsReplies(Protocol):
+    """A stage that remembers what it has answered."""
+
+    def again(self, state: State, record: Record) -> Emission | None:
+        """The reply to a record that `state` contains, which may have been lost with a worker; changes nothing.
+
+        None: none was asked for, or it is not remembered.
+        """
+
+
+@runtime_checkable
+class JudgesClocks(Protocol):
+    """A stage that does not trust the log's clock if those of the senders are far from it."""
+
+    def degraded(self, state: State) -> bool:
+        """Whether it does not trust it now."""
+
+    def crossed(self, state: State, offsets: Sequence[int]) -> bool:
+        """Whether a record with the senders' offsets (ms, at least one) would change that."""
+
+
+@runtime_checkable
+class HasOldest(Protocol):
+    """A stage whose messages wait for somebody to ask for them; nothing in the log tells that nobody does."""
+
+    def oldest(self, state: State) -> int | None:
+        """Log time (ms) from which the first message that is not done may be asked for; None: there is none."""
 
 
 @runtime_checkable

@@ -38,6 +38,7 @@ NAMES = (
     "routed-update",
     "spark-job",
     "status",
+    "timeline-reply",
 )
 SHARED = "common"
 """Definitions that documents refer to; no document of its own."""

@@ -96,8 +96,10 @@ COMMAND: Headers = {
     "tl-reply-to": text("instance that the reply is for; without it, there is none", "", "api-1"),
     "tl-reply-partition": text("partition of the reply", "^[0-9]{1,9}$", "0"),
     "tl-correlation-id": text("key of the reply", "", "7f3a"),
-    "tl-instance": text("who sent it; information only", "", "api-1"),
-    "tl-sent-at": text("UTC milliseconds by the sender's clock; information only", "^[0-9]+$", "1760000000000"),
+    "tl-instance": text("who sent it, whose clock is compared with the log's (timeline.md 12.2)", "", "api-1"),
+    "tl-sent-at": text(
+        "UTC milliseconds by the sender's clock; never when something is due", "^[0-9]+$", "1760000000000"
+    ),
     "tl-producer-group": text("owner of the message, without tl-op", "", "billing"),
     "deliver-at": text("UTC milliseconds; without tl-op", "^[0-9]+$", "1760000000000"),
     "delay-ms": text("milliseconds from now; without tl-op", "^[0-9]+$", "60000"),
@@ -111,6 +113,7 @@ EVENT: Headers = {
         "timeline.retries:0:4711:0",
     )
 }
+REPLY: Headers = {"tl-reply-to": COMMAND["tl-reply-to"]}
 PARKED: Headers = {
     "reason": one_of("why it is here: its deliveries, or the partition it came in", "DELIVERIES_EXHAUSTED", "MISROUTED")
 }

@@ -7,7 +7,7 @@ exactly one fits, or none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 from jsonschema import Draft202012Validator
@@ -34,9 +34,15 @@ def headers_schema(message: Message) -> Schema:
 
 def message_of(name: str, key: bytes | None, value: bytes | None, headers: Pairs) -> Message | None:
     """The message that a record of the topic `name` is, or None. Raises KeyError for a topic that is not known."""
-    kind = dict(headers).get("kind")
+    found = dict(headers)
+    kind = found.get("kind")
     for message in topic(name).messages:
-        if _kind(message) == kind and _marks(message) == (key == _latin(MARKER_KEY)) and _form(message, value):
+        if (
+            _kind(message) == kind
+            and _told(message, topic(name).messages, found)
+            and _marks(message) == (key == _latin(MARKER_KEY))
+            and _form(message, value)
+        ):
             return message
     return None
 
@@ -77,6 +83,13 @@ def _text(value: bytes | None, described: Schema) -> str | None:
 def _kind(message: Message) -> bytes | None:
     described = message.headers.get("kind")
     return described["enum"][0].encode() if described else None
+
+
+def _told(message: Message, others: Iterable[Message], headers: Mapping[str, bytes]) -> bool:
+    """Whether it has the header that tells it from others, and none that tells another one."""
+    return {other.told_by for other in others if other.told_by in headers} <= {message.told_by} and (
+        message.told_by is None or message.told_by in headers
+    )
 
 
 def _marks(message: Message) -> bool:

@@ -25,7 +25,7 @@ class Value(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Message:
     """One kind of record. `document` names the schema of a JSON value; `optional` headers may be missing; with
-    `carries` there may be others, which are handed on."""
+    `carries` there may be others, which are handed on. `told_by`: a header that no other record of the topic has."""
 
     name: str
     summary: str
@@ -36,6 +36,7 @@ class Message:
     optional: Headers = field(default_factory=dict)
     user_properties: bool = False
     carries: bool = False
+    told_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,18 @@ TOPICS = (
         "correlation id",
         "stages -> API",
         "delete",
-        (_json("reply", "an HTTP answer", "reply", h.id_of("registration"), h.CORRELATION_KEY),),
+        (
+            _json("reply", "an HTTP answer", "reply", h.id_of("registration"), h.CORRELATION_KEY),
+            Message(
+                "timeline-reply",
+                "the answer to a command of a timeline, in the partition that it named; after a restart maybe once more",
+                Value.JSON,
+                h.EVENT | h.REPLY,
+                h.CORRELATION_KEY,
+                "timeline-reply",
+                told_by="tl-reply-to",
+            ),
+        ),
     ),
     Topic(
         "dead-letter",

@@ -378,3 +378,12 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metrics_host: str | UnsetType = UNSET
     audit: dict[str, Any] | UnsetType = UNSET
     backfill: dict[str, Any] | UnsetType = UNSET
+
+
+class TimelineReply(Struct, frozen=True, kw_only=True):
+    """The answer to a command of a timeline (timeline.md 18); its other members are those of the operation."""
+
+    ok: bool
+    now: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    code: Annotated[str, Meta(pattern="^[A-Z_]+$")] | UnsetType = UNSET
+    detail: str | UnsetType = UNSET

@@ -76,7 +76,7 @@ def in_driver(settings: Settings) -> Pacer:
         return _leased(settings)
     return Pacer(
         ProvisionedResource(_share(settings)),
-        settings.headroom,
+        settings.unused,
         concurrent=settings.max_concurrent_batches,
         max_wait_ms=settings.max_wait_ms,
     )
@@ -131,7 +131,7 @@ def _leased(settings: Settings) -> Pacer:
     Patience(settings.sink_down_max_ms).keep(functools.partial(_made_known, resource))
     return Pacer(
         resource,
-        settings.headroom,
+        settings.unused,
         quarantine=False,
         concurrent=settings.max_concurrent_batches,
         max_wait_ms=settings.max_wait_ms,

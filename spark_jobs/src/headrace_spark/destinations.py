@@ -11,8 +11,12 @@ commit in Delta Lake is done or not, whole.
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from headrace_core.errors import ConfigError
 from headrace_spark.transforms.rows import KEY_COLUMNS, VERSION_COLUMNS
@@ -34,6 +38,31 @@ _URI: Final = re.compile(r"(/|[a-z][a-z0-9+.-]*://).+")
 def known(sink: str) -> bool:
     """Whether the sink is one of these."""
     return sink.startswith((*HTTP, CALL, DELTA))
+
+
+def over_network(sink: str) -> bool:
+    """Whether the way to the sink leaves this host, as far as its name tells; of a function it tells nothing."""
+    try:
+        if sink.startswith(POSTGRES):
+            given = conninfo_to_dict(sink)
+            hosts = str(given.get("hostaddr") or given.get("host") or "").split(",")
+        elif sink.startswith(HTTP):
+            hosts = [urlsplit(sink).hostname or ""]
+        else:
+            return is_delta(sink) and "://" in sink and not sink.startswith((DELTA + "file:", DELTA + "memory:"))
+    except (psycopg.ProgrammingError, ValueError):  # told by the checks of the sink itself
+        return False
+    return any(not _of_this_host(host) for host in hosts)
+
+
+def _of_this_host(name: str) -> bool:
+    """Loopback, or a socket's folder, or none."""
+    if name in ("", "localhost") or name.startswith(("/", "@")):
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def is_delta(sink: str) -> bool:

@@ -51,15 +51,16 @@ _HELP: Final = {
 
 
 class Progress:
-    """What this process knows. Healthy as long as no trigger is missing for `limit_ms` while a batch is in work; ready
-    if besides the query runs."""
+    """What this process knows. Ready while the query runs; healthy unless it runs and gives no sign of life for
+    `limit_ms`: no step of a micro-batch, none that begins or ends, and no word from Spark that there is no input. So a
+    query that stands still between two micro-batches is seen as well as one that stands still in one."""
 
     def __init__(self, limit_ms: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._limit_ns = limit_ms * 1_000_000
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._since_ns: int | None = None
-        self.running = False
+        """The latest sign of life; None while nothing runs."""
         self.ledger_hits = 0
         self.batch_id = -1
         self.batch_seconds = 0.0
@@ -67,29 +68,45 @@ class Progress:
         self.restarts = int(os.environ.get(RESTARTS, "0"))
         self.observed = Observed()
 
-    def observe(self, found: Observed) -> None:
-        """What Spark tells of the latest micro-batch."""
-        self.observed = found
+    @property
+    def running(self) -> bool:
+        """Whether the query runs."""
+        return self._since_ns is not None
 
-    def begin(self, batch_id: int) -> None:
-        """A micro-batch begins."""
+    def start(self) -> None:
+        """The query runs from now on."""
         with self._lock:
-            self.batch_id, self._since_ns = batch_id, self._clock_ns()
+            self._since_ns = self._clock_ns()
 
-    def advance(self) -> None:
-        """Something of it was done."""
+    def stop(self) -> None:
+        """It runs no more."""
+        with self._lock:
+            self._since_ns = None
+
+    def alive(self) -> None:
+        """A sign of life: something was done, or Spark says that there is nothing to do."""
         with self._lock:
             if self._since_ns is not None:
                 self._since_ns = self._clock_ns()
 
+    def observe(self, found: Observed) -> None:
+        """What Spark tells of the latest micro-batch."""
+        self.observed = found
+        self.alive()
+
+    def begin(self, batch_id: int) -> None:
+        """A micro-batch begins."""
+        self.batch_id = batch_id
+        self.alive()
+
     def end(self, seconds: float, hit: bool) -> None:
         """The micro-batch is committed, or was before (`hit`)."""
-        with self._lock:
-            self._since_ns, self.batch_seconds = None, seconds
-            self.ledger_hits += hit
+        self.batch_seconds = seconds
+        self.ledger_hits += hit
+        self.alive()
 
     def healthy(self) -> bool:
-        """False if a micro-batch stands still for too long."""
+        """False if the query stands still for too long."""
         with self._lock:
             return self._since_ns is None or self._clock_ns() - self._since_ns < self._limit_ns
 

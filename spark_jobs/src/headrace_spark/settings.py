@@ -25,6 +25,7 @@ from headrace_spark.values import dsn as _dsn
 from headrace_spark.values import require as _require
 
 CHUNK_ROWS: Final = 1000
+NETWORK_HEADROOM: Final = 0.05
 """Most rows of a COPY (spark-writer.md 4)."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -80,7 +81,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max: int = 500
     max_bytes: int = 4 * 1024 * 1024
     share: float = 1.0
-    headroom: float = 0.0
+    headroom: float | None = None
     lease_store: str = ""
     lease_token: str = ""
     lease_token_file: str = ""
@@ -229,8 +230,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """Units per second after headroom, and of them at most `max_share`."""
         return self._after_headroom(self.share_units)
 
+    @property
+    def unused(self) -> float:
+        """The part of the capacity that is left unused: `headroom`, or 0.05 if the sink is over a network, which can
+        bunch what was sent evenly (spark-writer.md 6)."""
+        if self.headroom is not None:
+            return self.headroom
+        return NETWORK_HEADROOM if destinations.over_network(self.sink) else 0.0
+
     def _after_headroom(self, found: int) -> int:
-        return found * (1000 - round(self.headroom * 1000)) // 1000
+        return found * (1000 - round(self.unused * 1000)) // 1000
 
     @property
     def request_rows(self) -> int:

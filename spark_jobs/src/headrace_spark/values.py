@@ -106,10 +106,10 @@ def _numbers(found: Settings) -> None:
     for field, (above, most) in _FRACTIONS.items():
         require(above < getattr(found, field) <= most, field, f"must be above {above} and at most {most}")
     require(0 <= (found.metrics_port or 0) <= 65535, "metrics_port", "must be from 0 to 65535")
-    require(0 <= found.headroom <= 0.5, "headroom", "must be from 0 to 0.5")
+    require(0 <= found.unused <= 0.5, "headroom", "must be from 0 to 0.5")
     require(0.001 <= found.max_share <= 1, "max_share", "must be from 0.001 to 1")
-    for field in ("headroom", "max_share"):
-        thousandths = getattr(found, field) * 1000
+    for field, value in (("headroom", found.unused), ("max_share", found.max_share)):
+        thousandths = value * 1000
         require(math.isclose(thousandths, round(thousandths), abs_tol=1e-6), field, "must go in steps of 0.001")
 
 

@@ -487,7 +487,9 @@ async def test_settings_are_shown_and_changed_in_every_partition(api: Client) ->
     shown = (await api.ask("GET", "/")).json()
     assert shown["name"] == "jobs"
     assert shown["settings"]["max_body_bytes"] == 1_000
-    assert [one["partition"] for one in shown["partitions"]] == [0, 1, 2, 3]
+    state = {"now": api.log.now, "degraded": False, "frozen": False}
+    owners = [None, "w1@host", None, "w3@host"]
+    assert shown["partitions"] == [{"partition": n, "owner": owner, **state} for n, owner in enumerate(owners)]
     assert (await api.ask("PUT", "", {"max_body_bytes": 7})).json()["settings"]["max_body_bytes"] == 7
     assert [one.partition for one in api.log.sent("configure")] == [0, 1, 2, 3]
     refused(await api.ask("PUT", "/", {"partitions": 8}), "SETTING_IMMUTABLE", setting="partitions")
@@ -634,6 +636,31 @@ async def test_a_timeline_whose_worker_is_away_recovers(api: Client) -> None:
     answer = await api.owner("POST", "/messages", {"delay_ms": 5})
     refused(answer, "RECOVERING")
     assert api.log.sent("create") == []
+
+
+async def test_a_timeline_is_shown_though_a_partition_of_it_recovers(api: Client) -> None:
+    await api.create("a")
+    api.log.dead = {3}
+    shown = (await api.ask("GET", "/")).json()
+    assert [one.get("code") for one in shown["partitions"]] == [None, None, None, "UNKNOWN_OUTCOME"]
+    assert shown["partitions"][3] == {"partition": 3, "owner": "w3@host", "code": "UNKNOWN_OUTCOME"}
+    api.log.dead = {0, 1, 2, 3}
+    refused(await api.ask("GET", "/"), "UNKNOWN_OUTCOME")
+
+
+async def test_partitions_that_do_not_answer_are_named_until_they_do(api: Client) -> None:
+    async def recovering() -> list[str]:
+        found: list[str] = (await api.http.get("http://api/readyz")).json()["recovering"]
+        return found
+
+    bucket = (await api.create("a"))["bucket"]
+    api.log.dead = {bucket % 4}
+    refused(await api.ask("GET", "/counts"), "UNKNOWN_OUTCOME")
+    assert await recovering() == [f"jobs-{bucket % 4}"]
+    assert (await api.ask("GET", "/messages/a")).status_code == 504
+    api.log.dead = set()
+    assert (await api.ask("GET", "/messages/a")).status_code == 200
+    assert await recovering() == []
 
 
 async def test_too_many_open_requests_are_refused(api: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,11 +351,21 @@ def test_a_broker_that_loses_its_sessions_makes_no_progress_by_that(rig: Rig) ->
     assert rig.number("received") == rig.number("acknowledged") + rig.number("in_flight") == 3
 
 
-def test_a_broker_without_the_session_is_subscribed_again(rig: Rig) -> None:
+def test_a_broker_without_the_session_is_subscribed_again_and_the_loss_is_told(
+    rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rig.broker.accept().reset()
+    until(lambda: rig.number("connection_losses") == 1, "the end is seen")
+    assert rig.number("sessions_lost") == 0, "the first session of all is not a lost one"
     peer = rig.broker.accept()  # asserts SUBSCRIBE
     peer.send(publish(b"te/a", b"1", 1))
     assert peer.acknowledgement() == b"\x40\0\1"
+    assert rig.number("sessions_lost") == 1
+    assert "has no session any more" in capsys.readouterr().out
+    again = Rig(tmp_path)  # the next process knows of the session, too
+    again.broker.accept()
+    until(lambda: again.number("sessions_lost") == 1, "told")
+    again.end()
 
 
 def test_a_new_session_that_was_cut_before_its_suback_is_subscribed_the_next_time(rig: Rig) -> None:
@@ -377,6 +387,29 @@ def test_the_session_is_asked_to_stay_for_a_day_and_the_window_is_told(rig: Rig)
     assert connect[1:8] == b"\0\4MQTT\5"
     assert connect[8] & 2 == 0, "no clean start"
     assert b"\x11" + (86_400).to_bytes(4, "big") + b"\x21" + (100).to_bytes(2, "big") in connect
+
+
+def test_a_session_that_the_broker_keeps_for_less_than_asked_is_said(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then an outage of the bridge that is longer loses what the broker has queued for it."""
+    server = http.serve(lambda: rig.bridge.snapshot, "127.0.0.1", 0)
+
+    def told() -> list[str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        return [line for line in lines if line.startswith("headrace_bridge_session_expiry_seconds")]
+
+    assert told() == [], "nobody has said anything yet"
+    rig.broker.accept(CONNACK_PRESENT).reset()
+    until(lambda: told() == ["headrace_bridge_session_expiry_seconds 86400.0"], "nothing is said: as asked for")
+    assert "shorter session expiry" not in capsys.readouterr().out
+    rig.broker.accept(b"\x20\x08\x01\x00\x05\x11\x00\x00\x00\x3c")
+    until(lambda: told() == ["headrace_bridge_session_expiry_seconds 60.0"], "granted")
+    line = capsys.readouterr().out
+    assert "the broker grants a shorter session expiry" in line
+    assert "60" in line
+    server.shutdown()
 
 
 def test_a_refused_subscription_is_tried_again_and_never_ready(rig: Rig) -> None:
@@ -434,6 +467,24 @@ def test_an_unsubscription_that_the_broker_refuses_is_asked_for_again(tmp_path: 
         until(lambda rig=rig: rig.bridge.snapshot.ready, "subscribed")  # type: ignore[misc]
         assert memory.load() == kept
         rig.end()
+
+
+def test_an_unsubscription_that_was_cut_before_its_unsuback_is_asked_for_at_the_next_connect(tmp_path: Path) -> None:
+    """Else a filter that was taken out of the settings would be delivered until the next start of the bridge."""
+    memory = FilterMemory(tmp_path, "c")
+    memory.save({"te/#", "old/#"})
+    rig = Rig(tmp_path)
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    assert (peer.packet()[-7:], peer.packet()[0]) == (b"\0\5old/#", 0x82)
+    peer.send(SUBACK)
+    until(lambda: rig.bridge.snapshot.ready, "subscribed")
+    peer.reset()
+    peer = rig.broker.accept(CONNACK_PRESENT)
+    assert (peer.packet()[-7:], peer.packet()[0]) == (b"\0\5old/#", 0x82)
+    peer.send(b"\xb0\x04\0\2\0\0" + SUBACK)
+    until(lambda: rig.bridge.snapshot.ready, "subscribed again")
+    assert memory.load() == {"te/#"}
+    rig.end()
 
 
 def test_a_lower_qos_than_asked_for_is_said(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:

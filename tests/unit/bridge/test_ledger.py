@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_bridge import doubts
 from headrace_bridge import ledger as module
 from headrace_bridge.doubts import chosen
 from headrace_bridge.inflight import Window
+from headrace_bridge.kafka import KafkaNotReady
 from headrace_bridge.ledger import Kept, Ledger, identity_of
 from headrace_bridge.packets import Publish
 from headrace_core.errors import ConfigError
@@ -55,10 +60,44 @@ def test_what_is_not_in_kafka_is_not_kept_when_the_doubts_are_over(tmp_path: Pat
         assert found.offsets[("p.raw", 0)] == 9
 
 
+class Silent:
+    """A consumer of a broker that has gone away in the midst of it."""
+
+    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
+        self.asked = 0
+        self._then = then
+
+    def assign(self, _: object) -> None:
+        """Nothing to do."""
+
+    def consume(self, _count: int, _seconds: float) -> list[object]:
+        self.asked += 1
+        if self.asked == 3:
+            self._then()
+        return []
+
+
+def test_a_kafka_that_goes_away_while_it_is_asked_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(doubts.time, "monotonic", lambda: float(next(clock)))
+    consumer = Silent()
+    with pytest.raises(KafkaNotReady, match="t-3 gives nothing"):
+        doubts.read_signs(consumer, TopicPartition("t", 3, 0), 10, threading.Event())  # type: ignore[arg-type]
+    assert consumer.asked == doubts.ANSWER_S
+
+
+def test_who_is_told_to_stop_does_not_wait_for_the_answer() -> None:
+    stopping = threading.Event()
+    consumer = Silent(stopping.set)
+    with pytest.raises(KafkaNotReady, match="told to stop"):
+        doubts.read_signs(consumer, TopicPartition("t", 3, 0), 10, stopping)  # type: ignore[arg-type]
+    assert consumer.asked == 3
+
+
 def test_twins_are_as_many_as_their_records() -> None:
-    doubts = {1: Kept(A, 5, "t"), 2: Kept(A, 5, "t"), 3: Kept(A, 6, "t"), 4: Kept(B, 5, "t")}
-    assert chosen(doubts, Counter({(A, 5): 1, (B, 5): 2})) == [1, 4]
-    assert chosen(doubts, Counter({(A, 5): 3})) == [1, 2]
+    known = {1: Kept(A, 5, "t"), 2: Kept(A, 5, "t"), 3: Kept(A, 6, "t"), 4: Kept(B, 5, "t")}
+    assert chosen(known, Counter({(A, 5): 1, (B, 5): 2})) == [1, 4]
+    assert chosen(known, Counter({(A, 5): 3})) == [1, 2]
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["begin", "done", "end", "lost"]), st.integers(1, 4)), max_size=30)

@@ -172,7 +172,8 @@ def test_other_packets(data: bytes, expected: packets.Packet) -> None:
     "data",
     [
         b"\x30\xff\xff\xff\xff\x01", b"\x36\x05\x00\x01t\x00\x01", b"\x32\x05\x00\x01t\x00\x00", b"\x32\x04\x00\x09tt",
-        b"\xf0\x00", b"\x10\x00", b"\x20\x01\x00", b"\x40\x01\x00", b"\x90\x01\x00", b"\x00\x00",
+        b"\xf0\x00", b"\x10\x00", b"\x20\x01\x00", b"\x20\x06\x00\x00\x03\x21\x00\x00",
+        b"\x20\x08\x00\x00\x05\x27\x00\x00\x00\x00", b"\x40\x01\x00", b"\x90\x01\x00", b"\x00\x00",
     ],
 )  # fmt: skip
 def test_a_stream_that_cannot_be_read_on_is_malformed(data: bytes) -> None:
@@ -183,6 +184,12 @@ def test_a_stream_that_cannot_be_read_on_is_malformed(data: bytes) -> None:
 def test_a_property_is_a_number_or_the_default() -> None:
     connack = Connack(session_present=False, code=0, properties=((33, 20), (31, b"why")))
     assert (connack.number(33, 1), connack.number(39, 2), connack.number(31, 3)) == (20, 2, 3)
+
+
+def test_a_subscription_asks_for_what_others_publish_as_they_have_published_it() -> None:
+    asked = packets.subscribe(7, {"te/#": 1, "$share/g/te/#": 2}, v5=True)
+    assert asked == b"\x82\x1a\0\7\0\0\4te/#\x1d\0\x0d$share/g/te/#\x1a", "No Local, but not of a shared one"
+    assert packets.subscribe(7, {"te/#": 1}, v5=False) == b"\x82\x09\0\7\0\4te/#\1"
 
 
 def test_a_topic_has_65_535_bytes_at_most() -> None:

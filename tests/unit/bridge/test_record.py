@@ -133,7 +133,8 @@ def test_routes_choose_among_configured_topics_only() -> None:
     [
         ("{root}/#", b"te/a", b"te"), ("{root}/#", b"/a", b""), ("{root}/#", b"te", b"te"),
         ("gateways/{root}/te/#", b"gateways/g1/te/device", b"g1"), ("gateways/{root}/te/#", b"other/g1/te/x", b"other"),
-        ("+/{root}/#", b"a/b", b"b"),
+        ("+/{root}/#", b"a/b", b"b"), ("{site}/{line_2}/{root}/te/#", b"s/l/g/te/x", b"g"),
+        ("{site}/{root}/te/#", b"s/g/no", b"s"),
     ],
 )  # fmt: skip
 def test_the_key_is_the_root(pattern: str, topic: bytes, root: bytes) -> None:

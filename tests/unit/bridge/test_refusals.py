@@ -204,6 +204,30 @@ def test_a_broker_that_closes_for_one_record_gets_all_others(rig: Rig) -> None:
     assert sum(packet.endswith(b"poison") for packet in got) <= 5
 
 
+@pytest.mark.parametrize("rig", [[b"%d" % number for number in range(12)]], indirect=True)
+def test_a_lower_receive_maximum_of_the_next_connection_is_kept_and_the_order_too(rig: Rig) -> None:
+    """What is sent beyond it makes the broker disconnect (MQTT 5, 3.3.4), at every reconnect again."""
+    peer = rig.broker.accept()
+    assert [peer.packet()[-1:] for _ in range(10)] == [b"%d" % number for number in range(10)], "the window is full"
+    until(lambda: rig.bridge.snapshot.ready, "subscribed")
+    peer.reset()
+    peer = rig.broker.accept(b"\x20\x06\x01\x00\x03\x21\x00\x03")  # three at most
+    got: list[bytes] = []
+    for first in range(0, 12, 3):
+        under_way = [peer.acknowledgement() for _ in range(3)]
+        peer.sock.settimeout(0.2)
+        with pytest.raises(TimeoutError):  # no fourth one, however long it is waited for
+            peer.packet()
+        peer.sock.settimeout(10)
+        assert all(bool(packet[0] & 8) == (first + place < 10) for place, packet in enumerate(under_way)), "DUP"
+        places = [packet.index(b"te/a") + 4 for packet in under_way]
+        got += [packet[at + 3 :] for packet, at in zip(under_way, places, strict=True)]
+        acks = [b"\x40\x02" + packet[at : at + 2] for packet, at in zip(under_way, places, strict=True)]
+        peer.send(b"".join(acks))
+    assert got == [b"%d" % number for number in range(12)]
+    until(lambda: rig.consumer.committed == 12, "all is committed")
+
+
 @pytest.mark.parametrize("rig", [[b"x" * 200, b"last"]], indirect=True)
 def test_a_limit_that_a_later_connection_tells_counts_for_what_is_under_way(rig: Rig) -> None:
     peer = rig.broker.accept()

@@ -43,6 +43,7 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("FILTERS", "[]"), ("FILTERS", '{"a": 3}'), ("SESSION_EXPIRY_S", "3600"), ("MQTT_VERSION", "4"),
         ("MAX_IN_FLIGHT", "0"), ("ROOT_PATTERN", "te/#"), ("MQTT_PORT", "70000"),
+        ("ROOT_PATTERN", "gw-{site}/{root}"), ("ROOT_PATTERN", "{ }/{root}"),
         ("ROOT_PATTERN", "{root}/#/x"), ("ROOT_PATTERN", "a+/{root}"), ("ROUTES", '{"a#": "x"}'),
         ("ROUTES", '{"$share/g/a": "x"}'), ("ROUTES", '{"a/#": "no name"}'),
     ],

@@ -57,7 +57,7 @@ def meaning(code: int) -> list[str]:
 
 
 def test_the_exit_codes_are_those_of_the_code() -> None:
-    assert {bridge.WRONG_SETTING, api.WRONG_SETTING, streams.START_FAILED} == {2}
+    assert {bridge.WRONG_SETTING, api.WRONG_SETTING, streams.WRONG_SETTING} == {2}
     assert {bridge.FAILED, api.FAILED, worker.FATAL_EXIT} == {70}
     assert all("setting" in cell for cell in meaning(2)[:2])
     assert meaning(70)[0].startswith("an error while running")

@@ -25,10 +25,12 @@ from headrace_core.registration.stage import RegistrationStage
 from headrace_core.registration.store import Store
 from headrace_core.stage import Emission, Record, Stage
 from headrace_core.state import MemoryState, Overlay
+from headrace_core.timeline.settings import Settings
+from headrace_core.timeline.stage import TimelineStage
 from headrace_schemas import validator, validator_of
 from headrace_schemas.records import message_of, violations
 from headrace_schemas.topics import topic
-from tests.model import test_batching_simulation, test_registration_simulation
+from tests.model import test_batching_simulation, test_registration_simulation, test_timeline_simulation
 
 VECTORS = Path(os.environ.get("HEADRACE_VECTORS", "tests/vectors"))
 SUITE = json.loads((VECTORS / "registration.json").read_text("utf-8"))
@@ -103,6 +105,17 @@ def test_what_batching_makes_of_what_registration_routed() -> None:
     outputs, _ = run(BatchingStage(BatchingConfig(window=50, timeout=200)), records, MemoryState())
     assert wrong(outputs) == Counter()
     assert kinds(outputs) == {"batches.batch", "dead-letter.dead-letter"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_timeline_puts_out_from_a_log_with_rubbish(seed: int) -> None:
+    stage = TimelineStage(test_timeline_simulation.SETTINGS, "jobs")
+    outputs, _ = run(stage, test_timeline_simulation.log(seed, RECORDS), MemoryState())
+    named = [e._replace(topic=e.topic.replace("timeline.jobs.", "timeline.<name>.")) for e in outputs]
+    assert wrong(named) == Counter()
+    assert kinds(named) >= {"replies.timeline-reply", "timeline.<name>.parked.parked"}
+    replies = [json.loads(e.value or b"") for e in named if e.topic == "replies"]
+    assert {reply["ok"] for reply in replies} == {True, False}
 
 
 BODIES = {("POST", "entities"): "http-create", ("PATCH", "entity"): "http-patch"}
@@ -198,6 +211,10 @@ def test_every_vector_of_registration(vector: dict[str, Any]) -> None:
         assert [f"{name}: {e.message}" for e in validator(name).iter_errors(body)] == []
 
 
+NOT_THERE = {"raw.flush", "routed.flush", "replies.timeline-reply"}
+"""Flushes are written for batching, replies of timelines by timelines."""
+
+
 def test_the_vectors_have_every_message_of_registration_and_every_document_of_the_api() -> None:
     found: set[str] = set()
     documents: set[str] = set()
@@ -206,8 +223,22 @@ def test_the_vectors_have_every_message_of_registration_and_every_document_of_th
         documents |= {name for name, _ in ran.bodies}
         found |= kinds(ran.outputs) | kinds(Emission("raw", r.key, r.value, r.headers) for r in ran.raw)
     topics = ("raw", "routed", "entities", "registrations", "outbound", "replies", "dead-letter")
-    assert found >= {f"{t}.{m.name}" for t in topics for m in topic(t).messages} - {"raw.flush", "routed.flush"}
+    assert found >= {f"{t}.{m.name}" for t in topics for m in topic(t).messages} - NOT_THERE
     assert documents >= {"problem", *BODIES.values(), *ANSWERS.values()}
+
+
+def test_the_replies_of_a_timeline_also_those_that_are_sent_again() -> None:
+    stage, state, found = TimelineStage(Settings(partitions=1), "jobs"), MemoryState(), list[Emission]()
+    headers = (
+        ("tl-op", b"create"), ("tl-args", b'{"group": "P", "delay_ms": 5}'), ("tl-reply-to", b"api-1"),
+        ("tl-correlation-id", b"c"), ("tl-request-id", b"r"),
+    )  # fmt: skip
+    record = Record(0, 0, 1_000, b"a", b"x", headers)
+    stage.apply(state, record, found.append)
+    again = stage.again(state, record)
+    assert again is not None
+    assert kinds([*found, again]) == {"replies.timeline-reply"}
+    assert wrong([*found, again]) == Counter()
 
 
 def test_the_totals_of_the_roots() -> None:

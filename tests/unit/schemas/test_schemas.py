@@ -14,7 +14,7 @@ from headrace_schemas.python_types import Unreadable, _block
 
 VALID = [(name, document) for name in NAMES for document in examples(name)["valid"]]
 INVALID = [(name, document) for name in NAMES for document in examples(name)["invalid"]]
-OPEN = ("http-create", "problem", "registration-message")
+OPEN = ("http-create", "problem", "registration-message", "timeline-reply")
 """Documents with members that no type can name."""
 
 

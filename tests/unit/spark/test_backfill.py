@@ -98,7 +98,7 @@ def test_a_leased_backfill_wants_at_most_its_share(monkeypatch: pytest.MonkeyPat
 
 
 def leased(**changes: Any) -> Settings:
-    dsn = "postgresql://h/d"
+    dsn = "postgresql://127.0.0.1/d"
     path = {"path": "staged", "sink": dsn, "state_dsn": dsn, "master": "local[4]"}
     return job(**{"lease_store": "redis://a:1", "max_share": 0.5, "max": 1000, **path, **changes})
 

@@ -10,6 +10,7 @@ import pytest
 
 from headrace_spark.counts import Counts, from_items
 from headrace_spark.metrics import Collector, MetricsServer, Progress
+from headrace_spark.observed import Observed
 
 
 class Clock:
@@ -57,23 +58,31 @@ def test_a_scrape_shows_the_totals_and_target_beside_achieved_rate(server: Metri
     assert get(server, "/else")[0] == 404
 
 
-def test_a_micro_batch_that_stands_still_is_unhealthy_and_an_idle_job_is_not(
+def test_a_query_that_stands_still_is_unhealthy_in_a_micro_batch_and_between_two(
     server: MetricsServer, progress: Progress
 ) -> None:
     clock = progress._clock_ns
     assert isinstance(clock, Clock)
+
+    def nearly_over() -> None:
+        clock.now += 999 * 10**6
+        assert get(server, "/healthz") == (200, "ok\n")
+
     clock.now = 10**12
     assert get(server, "/healthz") == (200, "ok\n")
-    progress.begin(3)
-    clock.now += 999 * 10**6
-    assert get(server, "/healthz")[0] == 200
-    progress.advance()
-    clock.now += 999 * 10**6
-    assert get(server, "/healthz")[0] == 200
+    for sign in (progress.start, lambda: progress.begin(3), progress.alive, lambda: progress.end(2.5, hit=True)):
+        sign()
+        nearly_over()
+    clock.now += 10**6
+    assert get(server, "/healthz") == (503, "no progress\n")
+    progress.observe(Observed(ended=5.0))
+    nearly_over()
     clock.now += 10**6
     assert get(server, "/healthz")[0] == 503
-    progress.end(2.5, hit=True)
+    progress.stop()
     assert get(server, "/healthz")[0] == 200
+    progress.alive()
+    assert not progress.running
     assert (progress.batch_id, progress.ledger_hits, progress.batch_seconds) == (3, 1, 2.5)
 
 
@@ -86,5 +95,5 @@ def test_counts_survive_the_way_through_the_ledger() -> None:
 def test_the_job_is_ready_while_its_query_runs_and_healthy_before(server: MetricsServer, progress: Progress) -> None:
     assert get(server, "/healthz") == (200, "ok\n")
     assert get(server, "/readyz") == (503, "the query is not started\n")
-    progress.running = True
+    progress.start()
     assert get(server, "/readyz") == (200, "ok\n")

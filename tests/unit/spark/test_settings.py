@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace_core.errors import ConfigError
+from headrace_spark.destinations import over_network
 from headrace_spark.settings import check, load
 from tests.unit.spark.fakes import job
 
@@ -40,6 +41,32 @@ def test_a_small_job_file_is_enough(tmp_path: Path) -> None:
 def test_headroom_makes_requests_smaller(tmp_path: Path) -> None:
     found = load(write(tmp_path, headroom=0.25))
     assert (found.usable, found.request_rows) == (75, 37)
+
+
+@pytest.mark.parametrize(
+    ("sink", "unused"),
+    [
+        ("postgresql://db.example/t", 0.05),
+        ("postgresql://u:p@127.0.0.1:5432,10.0.0.7:5432/t", 0.05),
+        ("postgresql://localhost/t?hostaddr=10.0.0.7", 0.05),
+        ("postgresql://127.0.0.1/t", 0.0),
+        ("postgresql://[::1]:5432/t", 0.0),
+        ("postgresql:///t?host=/run/postgresql", 0.0),
+        ("https://bulk.example:9200/_bulk", 0.05),
+        ("http://localhost:9200/_bulk", 0.0),
+        ("sqlite:////t.db", 0.0),
+        ("call:json:dumps", 0.0),
+    ],
+)
+def test_a_sink_on_another_host_leaves_a_twentieth_unused_unless_told(tmp_path: Path, sink: str, unused: float) -> None:
+    assert load(write(tmp_path, sink=sink)).unused == unused
+    told = load(write(tmp_path, sink=sink, headroom=0.0))
+    assert (told.unused, told.usable) == (0.0, 100)
+
+
+def test_a_delta_table_is_over_a_network_if_it_is_in_a_store_of_objects() -> None:
+    found = [over_network(f"delta:{uri}") for uri in ("s3://b/t", "abfss://c@a/t", "/t", "file:///t", "memory://t")]
+    assert found == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize(

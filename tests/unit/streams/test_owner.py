@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ from headrace_core.state import MemoryState
 from headrace_core.timeline.settings import Buffer, Settings
 from headrace_core.timeline.source import SourceStage
 from headrace_core.timeline.stage import TimelineStage
-from headrace_streams.owner import LOST_S, PURGE_AFTER_MS, Place, TimelineOwner, Written
+from headrace_streams.owner import CLOCK_AGAIN_S, LOST_S, PURGE_AFTER_MS, Place, TimelineOwner, Written
+from headrace_streams.senders import MOST_INSTANCES, SILENT_MS, Senders
 
 SETTINGS = Settings(
     bucket_count=1, partitions=1, dedup_window_ms=1_000, buffer=Buffer(source="in", target="out", delay_ms=100)
@@ -27,7 +29,9 @@ class Partition:
         self.state: Any = MemoryStateWithPosition()
         self.offset = self.sent = 0
         self.lag = 0
-        self.runner: Any = SimpleNamespace(stage=self.stage, state=self.state, idle=True, next_offset=0, moved_at=0.0)
+        self.runner: Any = SimpleNamespace(
+            stage=self.stage, state=self.state, idle=True, next_offset=0, moved_at=0.0, senders=Senders()
+        )
         worker: Any = SimpleNamespace(lag=lambda _: self.lag)
         self.owner, self.place = TimelineOwner(worker, Any), Place()
 
@@ -58,6 +62,15 @@ class Partition:
     def ticked(self, now: float) -> None:
         """What the owner notes when it has written one."""
         self.place.tick, self.place.tick_due_ms = Written(self.offset, now), self.place.due_ms or 0
+
+    def sends(self, instance: bytes, behind_ms: int, times: int = 8) -> None:
+        """Commands of an instance whose clock is so far behind the log's."""
+        sent = (("tl-instance", instance), ("tl-sent-at", b"%d" % (self.clock - behind_ms)))
+        self.runner.senders.seen([Record(0, 0, self.clock, None, b"", sent)] * times)
+
+    def clocks(self, now: float) -> list[int]:
+        self.place.clock_looked_at = -1e9
+        return self.owner.clock_offsets(self.runner, self.place, now)
 
     def purges(self, now: float) -> bool:
         self.place.purge_looked_at = -1e9
@@ -147,3 +160,48 @@ def test_a_partition_that_is_not_restored_is_left_alone() -> None:
     one.runner.next_offset = None
     assert not one.ticks(60.0)
     assert not one.purges(1e6)
+    assert one.clocks(60.0) == []
+
+
+def clock(offsets: list[int]) -> tuple[tuple[str, bytes], ...]:
+    return ("tl-op", b"clock"), ("tl-args", json.dumps({"offsets": offsets}).encode())
+
+
+def test_a_clock_is_written_when_the_median_of_the_senders_crosses_the_setting_and_again_while_degraded() -> None:
+    one = Partition()
+    one.apply(one.start, 50.0)
+    one.sends(b"a", 5_000, times=7)
+    assert one.clocks(51.0) == []  # seven slow commands say nothing
+    one.sends(b"a", 2_000, times=1)
+    assert one.clocks(51.0) == [2_000]
+    one.sends(b"b", -10)
+    one.sends(b"c", 3)
+    assert one.clocks(51.0) == []
+    one.sends(b"b", -9_000)
+    one.sends(b"c", -2_500)
+    assert one.clocks(51.0) == [-9_000, -2_500, 2_000]
+
+    one.place.clock = Written(one.offset, 51.0)
+    assert one.clocks(51.1) == []  # under way
+    one.apply(one.start + 1, 51.2, clock([-9_000, -2_500, 2_000]))
+    assert one.stage.degraded(one.state)
+    assert [bool(one.clocks(51.0 + after)) for after in (CLOCK_AGAIN_S - 1, CLOCK_AGAIN_S + 1)] == [False, True]
+    one.sends(b"c", 0)
+    assert one.clocks(52.0) == [-9_000, 0, 2_000]
+    one.apply(one.start + 2, 52.1, clock([-9_000, 0, 2_000]))
+    assert not one.stage.degraded(one.state)
+    assert one.clocks(1e6) == []
+
+
+def test_who_has_gone_is_no_sender_any_more_and_what_cannot_be_read_is_none() -> None:
+    one = Partition()
+    one.apply(one.start, 50.0)
+    one.sends(b"a", 5_000)
+    for sent in (b"", b"-1", b"x", b"9" * 40):
+        headers = (("tl-instance", b"odd"), ("tl-sent-at", sent))
+        one.runner.senders.seen([Record(0, 0, one.clock, None, b"", headers)] * 8)
+    assert one.runner.senders.offsets(one.clock) == {"a": 5_000}
+    assert one.runner.senders.offsets(one.clock + SILENT_MS) == {}
+    for number in range(MOST_INSTANCES):
+        one.sends(b"%d" % number, 0)
+    assert "a" not in one.runner.senders.offsets(one.clock)

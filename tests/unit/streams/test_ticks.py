@@ -91,3 +91,46 @@ def test_the_clock_goes_on_from_the_marker_while_the_partition_is_silent(
     ticker = Ticker(worker, outlet, tick_interval_ms=500)
     asyncio.run(ticker._round(time.monotonic()))
     assert outlet.partitions == expected
+
+
+def waiting(silent_s: float, now: float, due_in_ms: int | None, *, idle: bool = True) -> Any:
+    """A partition that has been silent for so long, in which something is due in so many ms."""
+    stage = CountingStage()
+    due_ms = None if due_in_ms is None else int(time.time() * 1000) + 3_600_000 + due_in_ms
+    stage.next_due = lambda _: due_ms  # type: ignore[method-assign]
+    clock = int(time.time() * 1000) + 3_600_000 - int(silent_s * 1000)
+    state = SimpleNamespace(position=SimpleNamespace(marker=SimpleNamespace(clock=clock)))
+    return SimpleNamespace(
+        spec=SimpleNamespace(rooted=True), partition=0, stage=stage, state=state, idle=idle, moved_at=now - silent_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("partitions", "expected_s"),
+    [
+        ([(0.4, -10)], 0.1),  # idle for the interval in 100 ms
+        ([(9.0, 130)], 0.13),  # long idle, due in 130 ms
+        ([(0.4, 60)], 0.1),
+        ([(0.1, -10)], 0.25),  # a record may come before that is looked at again
+        ([(9.0, None)], 0.25),
+        ([(9.0, 5_000)], 0.25),
+        ([(9.0, -10)], 0.25),  # has had its chance in this round
+        ([(9.0, 5)], 0.025),  # many partitions do not make it spin
+        ([(9.0, 130), (0.4, -10)], 0.1),
+    ],
+)
+def test_the_next_round_is_when_the_first_partition_wants_its_tick(
+    partitions: list[tuple[float, int | None]], expected_s: float
+) -> None:
+    """With looks every half interval only, a tick came up to 250 ms after its deadline."""
+    now = time.monotonic()
+    runners = {place: waiting(silent_s, now, due) for place, (silent_s, due) in enumerate(partitions)}
+    worker: Any = SimpleNamespace(runners=runners, lag=lambda _: 0)
+    pause_s = Ticker(worker, Tickets(), tick_interval_ms=500).pause_s(now)  # type: ignore[arg-type]
+    assert pause_s == pytest.approx(expected_s, abs=0.003)
+
+
+def test_a_partition_at_work_does_not_hurry_the_ticks() -> None:
+    now = time.monotonic()
+    worker: Any = SimpleNamespace(runners={0: waiting(0.4, now, -10, idle=False)}, lag=lambda _: 0)
+    assert Ticker(worker, Tickets(), tick_interval_ms=500).pause_s(now) == 0.25  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ class Runner:
     moved_at: float = 0.0
     next_offset: int | None = 8134
     waiting: int = 2
+    starting: bool = False
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Partitions:
     records: int | None = 0
     began: float = field(default_factory=time.monotonic)
     heard: bool = True
+    fetching: bool = True
 
     def owns(self) -> bool:
         return self.heard
@@ -54,14 +56,32 @@ class Partitions:
         return {"position": 8134}
 
 
+@dataclass
+class Rounds:
+    """What goes round beside the partitions, until it stops."""
+
+    ended: float = 0.0
+    stopped: bool = False
+
+    @property
+    def round_at(self) -> float:
+        self.ended += not self.stopped
+        return self.ended
+
+
 @pytest.fixture
 def worker() -> Partitions:
     return Partitions()
 
 
 @pytest.fixture
-def watchdog(worker: Partitions) -> Watchdog:
-    return Watchdog(cast(Worker, worker), STALL_S)
+def ticks() -> Rounds:
+    return Rounds()
+
+
+@pytest.fixture
+def watchdog(worker: Partitions, ticks: Rounds) -> Watchdog:
+    return Watchdog(cast(Worker, worker), STALL_S, {"ticks": ticks})
 
 
 def watch(watchdog: Watchdog, worker: Partitions, start: float, seconds: float) -> None:
@@ -100,9 +120,41 @@ def test_lag_that_has_just_begun_is_no_stall(watchdog: Watchdog, worker: Partiti
         watch(watchdog, worker, 11 * STALL_S, 3)
 
 
-def test_a_partition_that_is_not_restored_has_no_stall(watchdog: Watchdog, worker: Partitions) -> None:
+def test_a_partition_whose_lag_is_not_known_has_no_stall(watchdog: Watchdog, worker: Partitions) -> None:
     worker.records = None
     watch(watchdog, worker, 0, 10 * STALL_S)
+
+
+def test_a_restore_may_take_long_as_long_as_it_goes_on(watchdog: Watchdog, worker: Partitions) -> None:
+    worker.records, worker.runner.starting, worker.runner.step = None, True, "restoring"
+    for turn in range(10):
+        worker.runner.progress_at = float(turn)
+        watch(watchdog, worker, turn * 50, 50)
+    assert [told["step"] for told in watchdog.slow(worker.began + 500)] == ["restoring"]
+    with pytest.raises(Stalled, match="at restoring"):
+        watch(watchdog, worker, 500, STALL_S)
+
+
+def test_ticks_that_are_not_written_any_more_are_a_stall_without_any_lag(
+    watchdog: Watchdog, worker: Partitions, ticks: Rounds
+) -> None:
+    """A batch would stay open for ever, and nothing but its age would show it."""
+    watch(watchdog, worker, 0, 3 * STALL_S)
+    ticks.stopped = True
+    assert watchdog.slow(worker.began + 3 * STALL_S) == []
+    watch(watchdog, worker, 3 * STALL_S, STALL_S / 2 + 2)
+    (told,) = watchdog.slow(worker.began + 3.5 * STALL_S + 2)
+    assert told["part"] == "ticks"
+    with pytest.raises(Stalled, match="ticks: no round"):
+        watch(watchdog, worker, 3.5 * STALL_S + 2, STALL_S)
+
+
+def test_a_fetcher_that_has_ended_is_a_stall_at_once(watchdog: Watchdog, worker: Partitions) -> None:
+    """The lag stays what it was at the last fetch: none."""
+    watch(watchdog, worker, 0, 5)
+    worker.fetching = False
+    with pytest.raises(Stalled, match="fetcher"):
+        watch(watchdog, worker, 5, 1)
 
 
 def test_time_in_which_the_process_did_not_run_does_not_count(watchdog: Watchdog, worker: Partitions) -> None:

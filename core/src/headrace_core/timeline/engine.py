@@ -120,6 +120,19 @@ class Engine:
         store.flush()
         return Outcome(answer | {"now": now_ms, "emitted": emitted, "served": served}, effects, before_ms)
 
+    def again(self, state: State, op: str, args: Args) -> Answer | None:
+        """The answer of a command that was applied before, from what is remembered of it (13.4); None: nothing is.
+
+        Bodies of messages that are gone by now are left out.
+        """
+        store = Store(state, {})
+        context = Context(store, self.settings(state), store.clock.now_ms, self._partition, [])
+        answer = requests.first_answer(context, op, args) if op in CHANGES else None
+        if answer is None:
+            return None
+        shown = _show(context, op, answer | {"replayed": True})
+        return {name: value for name, value in shown.items() if name != "replayed"} | {"now": context.now_ms}
+
 
 def served_document(served: polls.Served) -> Answer:
     return {"consumer": served.consumer, "ids": served.answer["ids"], "has_more": served.answer["has_more"]}

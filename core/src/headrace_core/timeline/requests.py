@@ -47,6 +47,19 @@ def scope(op: str, args: Args) -> bytes:
     return b"" if op == "poll" else shape.identifier(args)
 
 
+def first_answer(context: Context, op: str, args: Args) -> Answer | None:
+    """What was answered to a command with a request id that has been applied already; None: it is not remembered."""
+    try:
+        request_id = shape.optional_text(args, "request_id")
+        entry = None if request_id is None else context.store.remembered(scope(op, args), request_id)
+    except Refused:
+        return None
+    if entry is None or entry.fingerprint != fingerprint(op, args):
+        return None
+    found: Answer = msgspec.msgpack.decode(entry.answer)
+    return found
+
+
 def recall(context: Context, id_: bytes, request_id: str, print_: bytes) -> Answer | None:
     """The remembered answer, None for a new request. Raises Refused REQUEST_ID_REUSED."""
     entry = context.store.remembered(id_, request_id)

@@ -8,7 +8,8 @@ Beside that sum: `granted`, `parked`, `emitted`, `waits_served`, `waits_ended`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -17,6 +18,7 @@ from headrace_core.stage import Emission, Headers, Record
 from headrace_core.state import State
 from headrace_core.timeline import keys, wire
 from headrace_core.timeline.buffer import Emitted
+from headrace_core.timeline.clock_quality import median
 from headrace_core.timeline.context import Answer, Context
 from headrace_core.timeline.due import next_timestamp
 from headrace_core.timeline.engine import CHANGES, READS, Engine, Outcome
@@ -80,6 +82,18 @@ class TimelineStage:
             outputs.misrouted()
         outputs.answer(to, op, outcome.answer)
 
+    def again(self, state: State, record: Record) -> Emission | None:
+        """See headrace_core.stage.RepeatsReplies (timeline.md 13.4)."""
+        to, answer = wire.address(record), None
+        if to is not None:
+            with suppress(Refused):
+                answer = self.engine(record.partition).again(state, *wire.read_command(record))
+        if to is None or answer is None:
+            return None
+        found: list[Emission] = []
+        Outputs(self.name, record, found.append).reply(to, answer)
+        return found[0]
+
     def _fixed(self, command: wire.Command) -> Refused | None:
         if command.op == "buffer_in" and self._buffer_fixed and self._settings.buffer is None:
             return bad_request("op: buffer_in, and the timeline has no buffer")
@@ -95,12 +109,8 @@ class TimelineStage:
 
     def next_due(self, state: State) -> int | None:
         """Log time (ms) of the next due work (3.4): a waiter's end, a waiter with a message, the time buffer."""
-        partition, heads = None, dict[int, int]()
-        if len(self._engines) == 1:
-            partition, engine = next(iter(self._engines.items()))
-            heads = dict(engine.heads)  # a copy: `state` may be older than the chunk that the engine is in
-        store = Store(state, heads)
-        context = Context(store, self._settings, store.clock.now_ms, partition, [])
+        context = self._seen(state)
+        store = context.store
         times = [int.from_bytes(key[1:9]) for key in store.scan(b"v", b"v" + keys.END, 1)]
         clock = store.clock
         if clock.buffered and not clock.frozen:
@@ -109,6 +119,28 @@ class TimelineStage:
             first = next_timestamp(context)
             times += [] if first is None else [first]
         return min(times, default=None)
+
+    def oldest(self, state: State) -> int | None:
+        """See headrace_core.stage.HasOldest: what is not parked and stands first; its lease may be active still."""
+        return next_timestamp(self._seen(state))
+
+    def degraded(self, state: State) -> bool:
+        """See headrace_core.stage.JudgesClocks (timeline.md 12.3)."""
+        return Store(state, {}).clock.degraded
+
+    def crossed(self, state: State, offsets: Sequence[int]) -> bool:
+        """See headrace_core.stage.JudgesClocks."""
+        limit = Engine(self._settings).settings(state).degrade_offset_ms
+        return (abs(median(list(offsets))) >= limit) != self.degraded(state)
+
+    def _seen(self, state: State) -> Context:
+        """What the one partition of this stage looks like from outside, between two records."""
+        partition, heads = None, dict[int, int]()
+        if len(self._engines) == 1:
+            partition, engine = next(iter(self._engines.items()))
+            heads = dict(engine.heads)  # a copy: `state` may be older than the chunk that the engine is in
+        store = Store(state, heads)
+        return Context(store, self._settings, store.clock.now_ms, partition, [])
 
     def next_purge(self, state: State) -> int | None:
         """Log time (ms) from which the owner should append a `purge` (section 16)."""

@@ -331,6 +331,7 @@ def reader(kafka: str, group: str = "headrace-accounting") -> Any:
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
             "fetch.message.max.bytes": 9_000_000,
+            "fetch.queue.backoff.ms": 10,
             "log_level": 0,
         }
     )

@@ -125,7 +125,7 @@ def settle_doubts(
     """Wait until Kafka has said what became of QoS 2 messages in doubt; False if the process shall end before."""
     while not stopping.is_set():
         try:
-            resolve(ledger, base, settings.prefix + DEAD_LETTER)
+            resolve(ledger, base, settings.prefix + DEAD_LETTER, stopping)
         except KafkaNotReady as error:
             log.warning("waiting for Kafka", error=str(error))
             stopping.wait(ASK_AGAIN_S)

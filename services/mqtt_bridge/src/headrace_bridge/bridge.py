@@ -77,6 +77,7 @@ class Snapshot:
     latency: tuple[int, ...] = ()
     fruitless: dict[str, int] = field(default_factory=dict)
     stuck: str = ""  # what ends one connection after the other, see progress.py
+    session_expiry_s: int | None = None  # as the broker granted it last; None: it never said
 
     @property
     def alive(self) -> bool:
@@ -118,6 +119,7 @@ class Bridge:
         self._outbound = outbound
         self._stop_s = stop_s
         self._connection: Connection | None = None
+        self._session_expiry_s: int | None = None
         self._subscribed = False
         self._confirmed = False  # this process has SUBACK for the session that the broker has
         self._backlog = False
@@ -128,7 +130,7 @@ class Bridge:
         self._stop_by = 0.0
         self._failures = 0
         self._progress = Progress()
-        self._counts = {"connects": 0, "connection_losses": 0, "decode_errors": 0}
+        self._counts = {"connects": 0, "connection_losses": 0, "decode_errors": 0, "sessions_lost": 0}
         self.snapshot = Snapshot()
 
     def stop(self) -> None:
@@ -157,16 +159,32 @@ class Bridge:
         self._backlog = True  # packets may have come together with CONNACK
         present = connection.connack.session_present
         log.info("connected", host=self._target.host, port=self._target.port, session_present=present)
+        self._note_expiry(connection.session_expiry_s)
         if not present:
-            self._receiver.session_lost()
-            self._confirmed = False
+            self._session_lost()
         self._progress.connected(self._done)  # what a lost session no longer owes is no progress
-        self._subscribed = self._confirmed
+        gone = self._memory.load() - set(self._subscriptions)  # of which no UNSUBACK has come
+        self._subscribed = self._confirmed and not gone
         if not self._subscribed:
             self._subscribe(connection)
         if self._outbound is not None:
             connection.send(self._outbound.connected(connection.connack))
         self._take_snapshot(at_once=True)
+
+    def _session_lost(self) -> None:
+        """The broker has no session of this client id: a first start, or what it had queued since is gone there."""
+        if self._memory.load():
+            self._counts["sessions_lost"] += 1
+            log.warning("the broker has no session any more, what it had queued for it is lost")
+        self._receiver.session_lost()
+        self._confirmed = False
+
+    def _note_expiry(self, granted_s: int | None) -> None:
+        """An outage that is longer than what the broker has granted loses what it had queued for us."""
+        self._session_expiry_s = granted_s
+        if granted_s is not None and granted_s < self._target.session_expiry_s:
+            asked_s = self._target.session_expiry_s
+            log.warning("the broker grants a shorter session expiry", granted_s=granted_s, asked_s=asked_s)
 
     def _subscribe(self, connection: Connection) -> None:
         wanted = set(self._subscriptions)
@@ -268,7 +286,7 @@ class Bridge:
         log.info("subscribed", filters=self._subscriptions)
 
     def _unsuback(self, ack: Ack) -> None:
-        """Forget what is gone; what the broker did not remove is asked for again by the next process."""
+        """Forget what is gone; what the broker did not remove is asked for again at the next connect."""
         if any(code >= FAILED for code in ack.codes):
             log.warning("unsubscribing refused", codes=ack.codes.hex())
         else:
@@ -370,4 +388,5 @@ class Bridge:
             now, self._connection is not None, self._subscribed, self._outlet.up, numbers, tuple(receiver.by_qos),
             dict(receiver.dead_letters + outbound.dead_letters if outbound else receiver.dead_letters),
             tuple(receiver.latency), dict(self._progress.fruitless), self._progress.stuck(self._done),
+            self._session_expiry_s,
         )  # fmt: skip

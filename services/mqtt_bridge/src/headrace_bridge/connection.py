@@ -100,6 +100,8 @@ class Connection:
         self._pinged = False
         self._more = False
         self.connack = Connack(session_present=False, code=0)
+        self.session_expiry_s: int | None = None
+        """How long the broker keeps the session without a connection, as it says; MQTT 3.1.1 does not say it."""
 
     @classmethod
     def connect(cls, target: Target) -> Connection:
@@ -136,6 +138,8 @@ class Connection:
         if first.code:
             raise ConnectionLost(f"refused: {REFUSED.get(first.code, hex(first.code))}")
         self.connack = first
+        if target.v5:
+            self.session_expiry_s = first.number(packets.SESSION_EXPIRY, target.session_expiry_s)
         # a server that says 0 does not look for silence itself; we still do
         self._keep_alive_s = float(first.number(packets.SERVER_KEEP_ALIVE, 0) or target.keep_alive_s)
         if hasattr(socket, "TCP_USER_TIMEOUT"):

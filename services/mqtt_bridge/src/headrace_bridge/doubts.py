@@ -7,6 +7,8 @@ same content and millisecond, as many are there as there are records.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 
@@ -23,20 +25,25 @@ Sign = tuple[bytes, int]  # identity, arrival in ms
 EARLIER_MS = 3_600_000
 """So far the clocks of bridge and Kafka may differ; older records are not read if the file knows no offset near."""
 ANSWER_S = 10.0
+"""Of each question; while records are read, without a record."""
 READ = 10_000
 
 
-def resolve(ledger: Ledger, base: Mapping[str, str], dead_letters: str) -> None:
-    """Settle what is in doubt. `dead_letters`: full name of that topic. Raises KafkaNotReady."""
+def resolve(ledger: Ledger, base: Mapping[str, str], dead_letters: str, stopping: threading.Event) -> None:
+    """Settle what is in doubt. `dead_letters`: full name of that topic.
+
+    Raises KafkaNotReady, also as soon as `stopping` is set: then the doubts are as they were.
+    """
     doubts = ledger.in_doubt
     if not doubts:
         return
     consumer = Consumer(
         {**base, "group.id": "headrace-bridge-doubts", "enable.auto.commit": False, "enable.partition.eof": True,
-         "enable.auto.offset.store": False, "allow.auto.create.topics": False, "log_level": 2}
+         "enable.auto.offset.store": False, "fetch.queue.backoff.ms": 10, "allow.auto.create.topics": False,
+         "log_level": 2}
     )  # fmt: skip
     try:
-        found, offsets = _look(consumer, ledger, doubts, dead_letters)
+        found, offsets = _look(consumer, ledger, doubts, dead_letters, stopping)
     except KafkaException as error:
         raise KafkaNotReady(f"QoS 2 messages in doubt: {error.args[0]}") from error
     finally:
@@ -59,7 +66,7 @@ def chosen(doubts: Mapping[int, Kept], found: Counter[Sign]) -> list[int]:
 
 
 def _look(
-    consumer: Consumer, ledger: Ledger, doubts: Mapping[int, Kept], dead_letters: str
+    consumer: Consumer, ledger: Ledger, doubts: Mapping[int, Kept], dead_letters: str, stopping: threading.Event
 ) -> tuple[Counter[Sign], dict[tuple[str, int], int]]:  # fmt: skip
     since = min(kept.received_ms for kept in doubts.values()) - EARLIER_MS
     found: Counter[Sign] = Counter()
@@ -71,19 +78,27 @@ def _look(
             _, end = consumer.get_watermark_offsets(place, timeout=ANSWER_S)
             by_time = place.offset if place.offset >= 0 else end
             first = max(by_time, ledger.offsets.get((topic, place.partition), 0))
-            found += _read(consumer, TopicPartition(topic, place.partition, first), end)
+            found += read_signs(consumer, TopicPartition(topic, place.partition, first), end, stopping)
             offsets[topic, place.partition] = end
     return found, offsets
 
 
-def _read(consumer: Consumer, place: TopicPartition, end: int) -> Counter[Sign]:
+def read_signs(consumer: Consumer, place: TopicPartition, end: int, stopping: threading.Event) -> Counter[Sign]:
+    """Which messages a partition has, from a place to its end. Raises KafkaNotReady, KafkaException."""
     found: Counter[Sign] = Counter()
     if place.offset >= end:
         return found
     consumer.assign([place])
-    reading = True
+    reading, heard_at = True, time.monotonic()
     while reading:
-        for message in consumer.consume(READ, 1.0):
+        read = consumer.consume(READ, 1.0)
+        if stopping.is_set():
+            raise KafkaNotReady("QoS 2 messages in doubt: told to stop before all was read")
+        if read:
+            heard_at = time.monotonic()
+        elif time.monotonic() - heard_at >= ANSWER_S:
+            raise KafkaNotReady(f"QoS 2 messages in doubt: {place.topic}-{place.partition} gives nothing")
+        for message in read:
             if error := message.error():
                 if error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)

@@ -26,6 +26,7 @@ COUNTERS = {
     "connects": "accepted connections",
     "reconnects": "accepted connections after the first",
     "connection_losses": "connections that ended by themselves",
+    "sessions_lost": "connections for which the broker had no session any more: what it had queued is lost there",
     "decode_errors": "connections closed because of a malformed packet",
     "publish_sent": "outbound messages sent, repeats included",
     "publish_acked": "outbound messages acknowledged",
@@ -63,7 +64,7 @@ class SnapshotCollector(Collector):
         fruitless = CounterMetricFamily(PREFIX + "fruitless_connections", words, labels=["cause"])
         for cause, count in now.fruitless.items():
             fruitless.add_metric([cause], count)
-        yield from (qos, letters, fruitless, _latency(now))
+        yield from (qos, letters, fruitless, _expiry(now), _latency(now))
 
 
 def _states(now: Snapshot) -> Iterator[Metric]:
@@ -72,6 +73,11 @@ def _states(now: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily(PREFIX + "oldest_in_flight_seconds", "age of the oldest message in flight", value=age)
     for name, up in (("mqtt_up", now.connected), ("subscribed", now.subscribed), ("kafka_up", now.kafka_up)):
         yield GaugeMetricFamily(PREFIX + name, "1 = yes", value=int(up))
+
+
+def _expiry(now: Snapshot) -> Metric:
+    words = "how long the MQTT broker keeps the session without a connection, as granted; MQTT 3.1.1 does not tell"
+    return GaugeMetricFamily(PREFIX + "session_expiry_seconds", words, value=now.session_expiry_s)
 
 
 def _latency(now: Snapshot) -> Metric:

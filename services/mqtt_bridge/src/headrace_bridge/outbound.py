@@ -1,7 +1,9 @@
 """Kafka out, MQTT in: `outbound` is published retained with QoS 1, committed after PUBACK (bridge.md 4).
 
 Records of a topic share a partition (its key is the MQTT topic), are published in order on one connection, and after a
-reconnect are published again in the same order: a topic's last retained message is the last of its records. A record
+reconnect are published again in the same order: a topic's last retained message is the last of its records. What is
+under way stays within the Receive Maximum of the connection that there is, which may be lower than the last one's: what
+is above it is published again when there is room, before anything new. A record
 that no broker takes (no topic name, larger than the broker's packets, refused by it, if need be by closing the
 connection: `refusals.py`) becomes a dead letter and is committed when Kafka has that.
 """
@@ -9,7 +11,7 @@ connection: `refusals.py`) becomes a dead letter and is committed when Kafka has
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 import msgspec
@@ -45,6 +47,7 @@ class Outbound:
         self._v5 = v5
         self._commits = Commits()
         self._open: dict[int, Message] = {}  # by packet id, in order of publishing
+        self._again: deque[int] = deque()  # of them, what this connection has not been given yet
         self._next_id = SUBSCRIPTION_IDS
         self._committed_at = 0.0
         self._room = window
@@ -71,9 +74,19 @@ class Outbound:
             if problem := self._problem(record):  # the broker's limit may be another one now
                 self._take_out(packet_id)
                 self._bury(record, *problem)
+        self._again.clear()
         if self.suspicion.careful:
             return packets.PINGREQ_BYTES
-        return b"".join([self._publish(packet_id, record, dup=self._dup) for packet_id, record in self._open.items()])
+        self._again.extend(self._open)
+        return self._repeats()
+
+    def _repeats(self) -> bytes:
+        """What was under way on another connection, as far as there is room on this one."""
+        out, again = [], self._again
+        while again and len(self._open) - len(again) < self._room:
+            packet_id = again.popleft()
+            out.append(self._publish(packet_id, self._open[packet_id], dup=self._dup))
+        return b"".join(out)
 
     def lost(self, error: HeadraceError | None) -> None:
         """The connection has ended; None: there was none."""
@@ -88,6 +101,8 @@ class Outbound:
 
     def _take_out(self, packet_id: int) -> Message:
         record = self._open.pop(packet_id)
+        if packet_id in self._again:
+            self._again.remove(packet_id)
         self.suspicion.settled(place(record))
         return record
 
@@ -96,7 +111,7 @@ class Outbound:
         if self.suspicion.careful:
             self._commit()
             return self._one_alone()
-        out = []
+        out = [self._repeats()]
         for record in self._read(self._room - len(self._open)):
             partition, offset = place(record)
             self._commits.sent(partition, offset)
@@ -212,7 +227,7 @@ def consumer(base: dict[str, str], prefix: str) -> Consumer:
             **base, "group.id": f"{prefix}bridge.outbound", "enable.auto.commit": False,
             "auto.offset.reset": "earliest", "allow.auto.create.topics": False, "log_level": 2,
             "topic.metadata.refresh.interval.ms": 5000, "session.timeout.ms": 10_000,
-            "queued.max.messages.kbytes": 16 * 1024,
+            "queued.max.messages.kbytes": 16 * 1024, "fetch.queue.backoff.ms": 10,
             "partition.assignment.strategy": "cooperative-sticky",
         }
     )  # fmt: skip

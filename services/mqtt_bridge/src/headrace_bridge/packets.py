@@ -29,6 +29,8 @@ PROPERTY_TYPES = {
 Value = int | bytes | tuple[bytes, bytes]
 Properties = tuple[tuple[int, Value], ...]
 
+NO_LOCAL, RETAIN_AS_PUBLISHED, RETAINED_IF_NEW = 0x04, 0x08, 0x10  # options of a subscription
+
 PINGREQ_BYTES = b"\xc0\x00"
 DISCONNECT_FOR_BYTES = b"\xe0\x01"  # and the reason code
 DISCONNECT_BYTES = b"\xe0\x00"  # normal: the session stays for its expiry interval, no will is sent
@@ -132,6 +134,8 @@ def decode(head: int, body: bytes, missing: int = 0, *, v5: bool) -> Packet:
         if len(body) < 2:
             raise MalformedPacket("a CONNACK of less than two bytes")
         properties = _last_properties(body, 2) if v5 else ()
+        if any(name in (RECEIVE_MAXIMUM, MAXIMUM_PACKET_SIZE) and not value for name, value in properties):
+            raise MalformedPacket("a CONNACK that permits no packet at all", PROTOCOL_ERROR)
         return Connack(bool(body[0] & 1), body[1], properties)
     if kind == DISCONNECT:
         _last_properties(body, 1)
@@ -282,9 +286,15 @@ def connect(
 
 
 def subscribe(packet_id: int, filters: dict[str, int], *, v5: bool) -> bytes:
-    """SUBSCRIBE to filters with their QoS; on MQTT 5 Retain As Published, retained messages only if new."""
-    options = 0x18 if v5 else 0
-    asked = b"".join(text(name.encode()) + bytes((qos | options,)) for name, qos in filters.items())
+    """SUBSCRIBE to filters with their QoS; on MQTT 5 with Retain As Published, retained messages only if the filter is
+    new, and nothing that this client has published (No Local, which a shared subscription must not have: 3.8.3.1)."""
+
+    def options(name: str, qos: int) -> int:
+        if not v5:
+            return qos
+        return qos | RETAINED_IF_NEW | RETAIN_AS_PUBLISHED | (0 if name.startswith("$share/") else NO_LOCAL)
+
+    asked = b"".join(text(name.encode()) + bytes((options(name, qos),)) for name, qos in filters.items())
     return _packet(0x82, struct.pack("!H", packet_id) + (b"\x00" if v5 else b"") + asked)
 
 

@@ -23,6 +23,7 @@ from headrace_bridge.packets import (
     USER_PROPERTY,
     Publish,
 )
+from headrace_bridge.settings import as_filter
 
 RESERVE_BYTES = 64 * 1024  # of max.message.bytes, for key, headers and framing
 FRAMING_BYTES = 4 * 1024
@@ -89,7 +90,7 @@ def root_of(topic: bytes, pattern: str = "{root}/#") -> bytes:
         return topic.partition(b"/")[0]
     levels = topic.split(b"/")
     wanted = pattern.split("/")
-    if "{root}" in wanted and matches(pattern.replace("{root}", "+"), topic):
+    if "{root}" in wanted and matches(as_filter(pattern), topic):
         return levels[wanted.index("{root}")]
     return levels[0]
 

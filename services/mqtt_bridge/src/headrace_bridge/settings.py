@@ -17,6 +17,7 @@ from headrace_core.errors import ConfigError
 
 PREFIX, FILE = "HEADRACE_BRIDGE_", "HEADRACE_BRIDGE_CONFIG"
 DAY_S = 86_400
+NAMED_LEVEL = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
@@ -113,7 +114,10 @@ class BridgeSettings(BaseSettings):
     def _root_pattern(cls, value: str) -> str:
         if value.split("/").count("{root}") != 1:
             raise ValueError("one level must be {root}")
-        if problem := filter_problem(value.replace("{root}", "+")):
+        form = as_filter(value)
+        if "{" in form or "}" in form:
+            raise ValueError("a named part is a level of its own: {site}/{root}/#")
+        if problem := filter_problem(form):
             raise ValueError(problem)
         return value
 
@@ -154,6 +158,11 @@ def in_one_line(error: ValidationError) -> str:
         message = problem["msg"].removeprefix("Value error, ")
         problems.append(f"{field}: {message}" if field else message)
     return "; ".join(dict.fromkeys(problems))
+
+
+def as_filter(pattern: str) -> str:
+    """The filter of the topics that have a pattern's form: a named part is any one level (bridge.md 2)."""
+    return "/".join("+" if NAMED_LEVEL.fullmatch(level) else level for level in pattern.split("/"))
 
 
 def is_shared(name: str) -> bool:

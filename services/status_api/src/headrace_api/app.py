@@ -82,7 +82,7 @@ class Handlers:
         now = self._situation.progress()
         more = {
             "writes": not self._situation.no_writes(), "events": not self._situation.no_events(),
-            "lag": {str(n): p.lag for n, p in enumerate(now.partitions)},
+            "lag": {str(n): p.lag for n, p in enumerate(now.partitions)}, "recovering": self.timelines.recovering(),
         }  # fmt: skip
         if now.ready:
             return _json({"ready": True} | more)

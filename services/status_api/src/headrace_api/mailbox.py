@@ -49,6 +49,8 @@ from headrace_core.registration.routes import ABSENT, Response
 log = structlog.get_logger(__name__)
 
 RAW = "raw"
+GROUP = "streams"
+"""Consumer group of the stream processor, without the prefix."""
 POLL_S = 0.05
 LOOK_AFTER_S = 10.0
 MESSAGE_BYTES = 8 * 1024 * 1024
@@ -113,6 +115,7 @@ class Mailbox:
         self._boxes: dict[str, Box[Any]] = {}
         self._counts: dict[str, int] = {}
         self._looked_at = 0.0
+        self._admin: AdminClient | None = None
         self._producer: Producer | None = None
         self._partitions = 0
         self._no_raw = ""
@@ -186,6 +189,21 @@ class Mailbox:
             self._looked_at = time.monotonic()
             await asyncio.to_thread(self._look)
         return self._counts.get(topic, 0)
+
+    async def owners(self, topic: str) -> dict[int, str]:
+        """See timelines.desk.Mail."""
+        return await asyncio.to_thread(self._owners, self._prefix + topic)
+
+    def _owners(self, topic: str) -> dict[int, str]:
+        group, found = self._prefix + GROUP, dict[int, str]()
+        with contextlib.suppress(KafkaException):  # then nobody knows who it is
+            self._admin = self._admin or AdminClient(self._base)
+            told = self._admin.describe_consumer_groups([group], request_timeout=ASK_S)[group].result()
+            for member in told.members:
+                name = f"{member.group_instance_id or member.member_id}@{member.host.removeprefix('/')}"
+                places = member.assignment.topic_partitions if member.assignment else ()
+                found |= {place.partition: name for place in places if place.topic == topic}
+        return found
 
     def _look(self) -> None:
         with contextlib.suppress(KafkaException):  # then it is not known to be there; `away` says more

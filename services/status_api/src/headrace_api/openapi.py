@@ -183,7 +183,15 @@ SINGLE, LIST = (200, 304, 400, 404), (200, 400, 404)
 LINK = {"Link": {"schema": TEXT, "description": '`<...>; rel="next"` if there is another page', "required": False}}
 LOCATION = {"Location": {"schema": TEXT, "description": "path of the entity"}}
 BOOLEAN = {"type": "boolean"}
-READY = closed_object({"ready": BOOLEAN, "writes": BOOLEAN, "events": BOOLEAN, "lag": COUNTS})
+READY = closed_object(
+    {
+        "ready": BOOLEAN,
+        "writes": BOOLEAN,
+        "events": BOOLEAN,
+        "lag": COUNTS,
+        "recovering": {"type": "array", "items": TEXT},
+    }
+)
 STALLED = {
     "description": "the consumer makes no progress",
     "content": {
@@ -337,7 +345,8 @@ PATHS: dict[str, Any] = {
     "/healthz": _plain("does everything make progress",
              _ok("application/json", closed_object({"status": TEXT}), {"status": "ok"}) | {"503": STALLED}),
     "/readyz": _plain("has the replica caught up; are writes and event streams possible now",
-             _ok("application/json", READY, {"ready": True, "writes": True, "events": True, "lag": {"0": 0}})
+             _ok("application/json", READY,
+                 {"ready": True, "writes": True, "events": True, "lag": {"0": 0}, "recovering": ["jobs-3"]})
              | {"503": NOT_READY}),
     "/metrics": _plain("Prometheus metrics", _ok("text/plain", TEXT, "headrace_api_ready 1.0\n")),
     "/openapi.json": _plain("this document", _ok("application/json", {"type": "object"}, {"openapi": "3.1.0"})),

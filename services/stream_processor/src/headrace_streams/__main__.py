@@ -2,7 +2,7 @@
 
 `python -m headrace_streams verify STAGE` compares its databases with the changelog instead (`verify.py`).
 
-Exit codes: 0 after SIGTERM or SIGINT, 70 after an error while running, 2 when it could not start.
+Exit codes: 0 after SIGTERM or SIGINT, 2 when a setting or a topic is wrong, 70 after any other error: start it again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 
 import structlog
 from pydantic import ValidationError
@@ -31,7 +32,7 @@ log = structlog.get_logger("headrace_streams")
 
 CRASH_POLL_S = 0.2
 STOP_S = 30.0
-START_FAILED = 2
+WRONG_SETTING, FAILED = 2, 70
 
 
 async def run(settings: StreamsSettings) -> None:
@@ -51,9 +52,10 @@ async def run(settings: StreamsSettings) -> None:
     await outlet.start()
     worker = Worker(settings, specs, outlet)
     ticker = Ticker(worker, outlet, tick_interval_ms=settings.tick_interval_ms)
-    watchdog = Watchdog(worker, settings.stall_s)
+    owner = TimelineOwner(worker, outlet)
+    watchdog = Watchdog(worker, settings.stall_s, {"ticks": ticker, "timelines": owner})
     web = await http.serve(worker, ticker.written, watchdog, settings.http_host, settings.http_port)
-    runs = (worker.start(), ticker.run(), watchdog.run(), TimelineOwner(worker, outlet).run())
+    runs = (worker.start(), ticker.run(), watchdog.run(), owner.run())
     tasks = [asyncio.create_task(run) for run in runs]
     log.info("started", stages=[spec.name for spec in specs], settings=settings.model_dump(mode="json"))
     await _until_stopped(worker, tasks[0], stopping)
@@ -61,11 +63,20 @@ async def run(settings: StreamsSettings) -> None:
     collecting.cancel()
     for task in tasks[1:]:
         task.cancel()
-    async with asyncio.timeout(STOP_S):
-        await worker.stop()
-        await outlet.stop()
-        await web.cleanup()
+    await _stop(worker.stop, outlet.stop, web.cleanup)
     log.info("stopped")
+
+
+async def _stop(*stops: Callable[[], Awaitable[None]]) -> None:
+    """One after the other. What does not end in time, or fails, ends the process: the next start repeats its chunk."""
+    try:
+        async with asyncio.timeout(STOP_S):
+            for stop in stops:
+                await stop()
+    except TimeoutError:
+        fatal(TimeoutError(f"not stopped within {STOP_S} s"), "stop")
+    except Exception as error:
+        fatal(error, "stop")
 
 
 async def _until_stopped(worker: Worker, starting: asyncio.Task[None], stopping: asyncio.Event) -> None:
@@ -104,18 +115,21 @@ def main() -> int:
         settings = StreamsSettings()
     except ValidationError as error:
         log.critical("wrong setting", error=in_one_line(error))
-        return START_FAILED
+        return WRONG_SETTING
     except SettingsError as error:
         log.critical("wrong setting", error=str(error))
-        return START_FAILED
+        return WRONG_SETTING
     try:
         asyncio.run(run(settings))
     except ConfigError as error:
         log.critical("wrong setting", field=error.field, error=str(error))
-        return START_FAILED
+        return WRONG_SETTING
+    except topics.TopicError as error:
+        log.critical("failed", error=str(error))
+        return WRONG_SETTING
     except Exception as error:
         log.critical("failed", error=repr(error), exc_info=error)
-        return START_FAILED
+        return FAILED
     return 0
 
 

@@ -196,6 +196,12 @@ class ChunkConsumer(driver.Consumer):
         """Monotonic seconds when the last heartbeat that was answered well had been sent."""
         return float(cast(ChunkThread, self._thread).last_heartbeat)
 
+    @property
+    def fetching(self) -> bool:
+        """Whether aiokafka's fetcher runs. It ends by an unexpected error, which it logs and nobody else hears of."""
+        consumer = self._thread._consumer
+        return consumer is None or consumer._fetcher is None or not consumer._fetcher._fetch_task.done()
+
     def describe(self, tp: TP) -> dict[str, Any]:
         """Where the consumer is with a partition, for the log."""
         consumer = self._thread._ensure_consumer()

@@ -1,4 +1,4 @@
-"""/healthz (no partition stands still), /readyz (all partitions restored), /metrics (Prometheus text)."""
+"""/healthz (nothing stands still, see `watchdog.py`), /readyz (all partitions restored), /metrics (Prometheus text)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace_core.stage import CountsRoots, HasAges
+from headrace_core.stage import CountsRoots, HasAges, HasOldest
 from headrace_streams.watchdog import Watchdog
 from headrace_streams.worker import Worker
 
@@ -57,21 +57,31 @@ class StageCollector(Collector):
             f"{PREFIX}_overdue_seconds", "how long what is due first is overdue, by our clock",
             labels=["stage", "partition"],
         )  # fmt: skip
+        unasked = GaugeMetricFamily(
+            "headrace_timeline_overdue_seconds", "how long the oldest message is due and not leased, by our clock",
+            labels=["stage", "partition"],
+        )  # fmt: skip
         roots = GaugeMetricFamily(f"{PREFIX}_root", "gauges of a root", labels=["stage", "root", "name"])
         for runner in list(self._worker.runners.values()):
             if not runner.ready or runner.state is None:
                 continue
             stage, state, name = runner.spec.make(), runner.state, runner.spec.name
-            due_ms = stage.next_due(state)
-            late_s = 0.0 if due_ms is None else max(0.0, time.time() - due_ms / 1000)
-            overdue.add_metric([name, str(runner.partition)], late_s)
+            labels = [name, str(runner.partition)]
+            overdue.add_metric(labels, _since_s(stage.next_due(state)))
+            if isinstance(runner.stage, HasOldest):
+                unasked.add_metric(labels, _since_s(runner.stage.oldest(state)))
             if isinstance(stage, HasAges):
                 for gauge, age_ms in stage.ages(state).items():
                     ages.add_metric([name, str(runner.partition), gauge], age_ms / 1000)
             if isinstance(stage, CountsRoots):
                 for root, gauge, value in stage.root_gauges(state):
                     roots.add_metric([name, root, gauge], value)
-        yield from (ages, overdue, roots)
+        yield from (ages, overdue, unasked, roots)
+
+
+def _since_s(due_ms: int | None) -> float:
+    """Seconds since then by our clock; 0 if it is still to come, or nothing is."""
+    return 0.0 if due_ms is None else max(0.0, time.time() - due_ms / 1000)
 
 
 def make_web(worker: Worker, ticks: Mapping[int, int], watchdog: Watchdog) -> web.Application:
@@ -82,11 +92,12 @@ def make_web(worker: Worker, ticks: Mapping[int, int], watchdog: Watchdog) -> we
 
     async def healthz(_: web.Request) -> web.Response:
         if slow := watchdog.slow(time.monotonic()):
-            return web.json_response({"status": "no progress", "partitions": slow}, status=503)
+            return web.json_response({"status": "no progress", "stopped": slow}, status=503)
         return web.json_response({"status": "ok"})
 
     async def readyz(_: web.Request) -> web.Response:
-        return web.json_response({"ready": worker.ready}, status=200 if worker.ready else 503)
+        found = {"ready": worker.ready, "recovering": worker.recovering}
+        return web.json_response(found, status=200 if worker.ready else 503)
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})

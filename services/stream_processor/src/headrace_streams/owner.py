@@ -1,9 +1,12 @@
-"""What the owner of a timeline's partition writes to its commands: ticks and purges (timeline.md 3.4, 16).
+"""What the owner of a timeline's partition writes to its commands: ticks, purges, clocks (timeline.md 3.4, 12.3, 16).
 
 A `tick` is written when something is due and the partition has seen no record for 5 ms; what is due may also wait for
 the next record. One is under way at most. One that came too early by the broker's clock changes nothing and is repeated
 after 5 ms, doubling to 100 ms. A `purge` is written, also under load, when what has passed its window has done so for
 5 s, so that one takes what many messages have left.
+
+A `clock` has the offsets of those who send commands (`senders.py`). It is written when their median crosses the
+setting, and every 30 s while the partition is degraded.
 
 The wall clock decides only when to write a record, never what it means; one too many does no harm. When something is
 due is asked again only after the partition has moved, since it costs a scan.
@@ -13,13 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+import structlog
+
+from headrace_core.stage import JudgesClocks
 from headrace_core.timeline.stage import TimelineStage
 from headrace_streams.producer import Outlet
 from headrace_streams.runner import PartitionRunner
 from headrace_streams.ticks import log_ms
 from headrace_streams.worker import Worker, fatal
+
+log = structlog.get_logger(__name__)
 
 IDLE_S = 0.005
 LONGEST_PAUSE_S = 0.1
@@ -29,6 +39,7 @@ LOST_S = 10.0
 """A record that was written and not applied for so long is no longer waited for: the partition may have moved."""
 PURGE_LOOK_S = 1.0
 PURGE_AFTER_MS = 5_000
+CLOCK_LOOK_S, CLOCK_AGAIN_S = 0.5, 30.0
 TICK = (("kind", b"tick"),)
 PURGE = (("tl-op", b"purge"),)
 
@@ -59,6 +70,8 @@ class Place:
     early: int = 0
     purge: Written = NONE
     purge_looked_at: float = 0.0
+    clock: Written = NONE
+    clock_looked_at: float = 0.0
 
 
 class TimelineOwner:
@@ -68,12 +81,15 @@ class TimelineOwner:
         self._worker = worker
         self._outlet = outlet
         self._places: dict[PartitionRunner, Place] = {}
+        self.round_at = time.monotonic()
 
     async def run(self) -> None:
         """Until cancelled. An error ends the process."""
         try:
             while True:
-                await asyncio.sleep(LOOK_S if await self._round(time.monotonic()) else LONG_LOOK_S)
+                soon = await self._round(time.monotonic())
+                self.round_at = time.monotonic()
+                await asyncio.sleep(LOOK_S if soon else LONG_LOOK_S)
         except Exception as error:
             fatal(error, "timelines")
 
@@ -87,6 +103,8 @@ class TimelineOwner:
                 writes.append(self._tick(runner, place))
             elif self.wants_purge(runner, place, now):
                 writes.append(self._purge(runner, place))
+            elif offsets := self.clock_offsets(runner, place, now):
+                writes.append(self._clock(runner, place, offsets))
         await asyncio.gather(*writes)
         return any(_soon(runner, place, now) for runner, place in self._places.items())
 
@@ -98,6 +116,25 @@ class TimelineOwner:
     async def _purge(self, runner: PartitionRunner, place: Place) -> None:
         offset = await self._outlet.own(runner.spec.ticks, runner.partition, PURGE)
         place.purge = Written(offset, time.monotonic())
+
+    async def _clock(self, runner: PartitionRunner, place: Place, offsets: Sequence[int]) -> None:
+        log.warning("clocks of the senders and the log", stage=runner.spec.name, partition=runner.partition,
+                    offsets_ms=list(offsets))  # fmt: skip
+        told = (("tl-op", b"clock"), ("tl-args", msgspec.json.encode({"offsets": offsets})))
+        offset = await self._outlet.own(runner.spec.ticks, runner.partition, told)
+        place.clock = Written(offset, time.monotonic())
+
+    def clock_offsets(self, runner: PartitionRunner, place: Place, now: float) -> list[int]:
+        """What to write in a `clock` record at `now` (monotonic s), ms by sender; empty: nothing."""
+        offset, state, stage = runner.next_offset, runner.state, runner.stage
+        if offset is None or state is None or now - place.clock_looked_at < CLOCK_LOOK_S:
+            return []
+        place.clock_looked_at = now
+        offsets = sorted(runner.senders.offsets(state.position.marker.clock).values())
+        if not offsets or not isinstance(stage, JudgesClocks) or place.clock.awaited(offset, now):
+            return []
+        again = stage.degraded(state) and now - place.clock.at > CLOCK_AGAIN_S
+        return offsets if again or stage.crossed(state, offsets) else []
 
     def wants_tick(self, runner: PartitionRunner, place: Place, now: float) -> bool:
         """Whether to write a tick at `now` (monotonic s)."""

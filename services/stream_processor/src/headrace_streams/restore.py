@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any
@@ -191,18 +191,27 @@ async def reading(bootstrap: str, tp: TopicPartition) -> AsyncIterator[Changelog
         await consumer.stop()
 
 
-async def load(changelog: Changelog, state: RocksState, end: int) -> Loader:
-    """Bring the primary items of `state` up to `end`. Raises Holes (the module's theory), ChangelogError."""
+def nobody() -> None:
+    """For who does not want to hear that it goes on."""
+
+
+async def load(changelog: Changelog, state: RocksState, end: int, moved: Callable[[], None] = nobody) -> Loader:
+    """Bring the primary items of `state` up to `end`. Raises Holes (the module's theory), ChangelogError.
+
+    `moved` is called again and again, as long as it goes on.
+    """
     loader, start, first = Loader(state), state.position.changelog, await changelog.first()
     if 0 < start < first:
         raise Holes
     start = max(start, first)
     async for records in changelog.read(start, end):
         loader.take(records, end)
+        moved()
     loader.ended(end)
     if loader.late:
         async for records in changelog.read(start, end):
             loader.recheck(records, end)
+            moved()
         loader.flush_late()
     return loader
 
@@ -234,7 +243,7 @@ class Derived:
         self.written.clear()
 
 
-async def rederive(state: RocksState, stage: Stage) -> None:
+async def rederive(state: RocksState, stage: Stage, moved: Callable[[], None] = nobody) -> None:
     """Delete all derived families and let the stage write them from the primary items, in key order."""
     primary = set(stage.primary)
     state.delete_families(family for family in range(META_FAMILY) if family not in primary)
@@ -249,31 +258,36 @@ async def rederive(state: RocksState, stage: Stage) -> None:
                 made.flush()
             if turns.over():
                 await turns.give()
+                moved()
     made.flush()
     stage.forget()
 
 
-async def restore(bootstrap: str, tp: TopicPartition, state: RocksState, stage: Stage) -> Mapping[str, float]:
-    """Bring `state` to the end of its changelog. Returns figures for the log line.
+async def restore(
+    bootstrap: str, tp: TopicPartition, state: RocksState, stage: Stage, moved: Callable[[], None] = nobody
+) -> Mapping[str, float]:
+    """Bring `state` to the end of its changelog. Returns figures for the log line. `moved`: as for `load`.
 
     Raises ChangelogError if the changelog ends before the position, or cannot be read.
     """
     started = time.monotonic()
     end = await end_offset(bootstrap, tp)
+    moved()
     if state.position.changelog > end:
         raise ChangelogError(
             f"{tp}: local position {state.position.changelog} is past the end {end}; is this another Kafka?"
         )
     async with reading(bootstrap, tp) as changelog:
+        moved()
         try:
-            loader = await load(changelog, state, end)
+            loader = await load(changelog, state, end, moved)
         except Holes:
             log.warning("the changelog has lost records since the database was written, rebuilding it",
                         topic=tp.topic, partition=tp.partition, position=state.position.changelog, end=end)  # fmt: skip
             state.empty()
-            loader = await load(changelog, state, end)
+            loader = await load(changelog, state, end, moved)
     if loader.keys:
-        await rederive(state, stage)
+        await rederive(state, stage, moved)
     state.commit({}, Position(marker=loader.marker, changelog=end))
     seconds = time.monotonic() - started
     figures = {"records": loader.records, "keys": loader.keys, "end": end, "seconds": round(seconds, 3),

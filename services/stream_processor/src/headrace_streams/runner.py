@@ -24,14 +24,15 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from headrace_core.changelog import Marker
-from headrace_core.stage import Record, Stage
+from headrace_core.stage import JudgesClocks, Record, RepeatsReplies, Stage
 from headrace_core.state import Overlay
-from headrace_streams import chunks, restore
+from headrace_streams import again, chunks, restore
 from headrace_streams.chunks import Chunk
 from headrace_streams.faults import INSIDE_TRANSACTION, Faults
 from headrace_streams.producer import Outlet, mutations_size
 from headrace_streams.reads import Reads
-from headrace_streams.sizes import REPLIES, Bounded, Outgoing
+from headrace_streams.senders import Senders
+from headrace_streams.sizes import REPLIES, Bounded, Outgoing, record_size
 from headrace_streams.stages import StageSpec
 from headrace_streams.store import Position, RocksState
 from headrace_streams.turns import Turns
@@ -77,6 +78,7 @@ class PartitionRunner:
         self.moved_at = time.monotonic()
         self.step = "restoring"
         self.progress_at = self.moved_at
+        self.senders = Senders()
         self.log_start = 0
         """First offset of the input that was there when the state was restored, or when records were missing."""
         self._around = around
@@ -102,6 +104,11 @@ class PartitionRunner:
         return self.ready and not self.busy and not self._waiting
 
     @property
+    def starting(self) -> bool:
+        """Being restored, or sent to the place where to go on: how much lag there is is not known yet."""
+        return self.step in ("restoring", "seek")
+
+    @property
     def waiting(self) -> int:
         """Chunks handed over and not begun."""
         return len(self._waiting)
@@ -120,6 +127,8 @@ class PartitionRunner:
         if self._closing:
             chunk.ack()
         else:
+            if isinstance(self.stage, JudgesClocks):
+                self.senders.seen(chunk.records)
             self._waiting.append(chunk)
             self._wake.set()
 
@@ -168,15 +177,30 @@ class PartitionRunner:
         """Whether the state is at the end of the changelog; not, if the broker was away meanwhile."""
         changelog = TopicPartition(self._around.prefix + self.spec.changelog, self.partition)
         try:
-            await restore.restore(self._around.bootstrap, changelog, state, self.stage)
+            moved = functools.partial(self._reached, "restoring")
+            await restore.restore(self._around.bootstrap, changelog, state, self.stage, moved)
             async with restore.reading(self._around.bootstrap, TopicPartition(self.topic, self.partition)) as log_:
                 self._begins(await log_.first())
+            await self._answer_again(state)
         except KafkaError as error:
             if not error.retriable:
                 raise
             log.warning("restoring once more", topic=changelog.topic, partition=self.partition, error=repr(error))
             return False
         return True
+
+    async def _answer_again(self, state: RocksState) -> None:
+        """Replies of the last chunk may be lost with the worker that made it durable (`again.py`)."""
+        end = state.position.marker.source + 1
+        if not isinstance(self.stage, RepeatsReplies) or not end:
+            return
+        around, place = self._around, TopicPartition(self.topic, self.partition)
+        count, room = 0, around.outlet.limits.room(REPLIES)
+        async for page in again.replies(around.bootstrap, place, self.stage, state, end, around.chunk_records):
+            fit = [reply for reply in page if record_size(reply) <= room]  # the others were dead letters at once
+            await around.outlet.emit(fit, self.partition)
+            count += len(fit)
+        log.info("replies sent again", stage=self.spec.name, partition=self.partition, replies=count)
 
     def _begins(self, first: int) -> None:
         """The input's first offset is known. What retention has taken before it was applied is lost: say so."""

@@ -5,13 +5,16 @@ while something waits (batching.md 4.5, registration.md 1). What is due much lat
 gets its tick then, not before. The log's clock is taken to go on from the marker's as our own does, or to be ours if
 that is later; if it is behind, the tick moves nothing and the next interval brings another.
 
-One task per worker with absolute deadlines, so that the work between two of them does not make it drift. The wall
-clock decides only when to write a tick, never what it means (`batching.md` 4.5).
+One task per worker with absolute deadlines: it looks again when the first partition will want a tick, which is when
+that has been idle for the interval and something in it is due; and twice an interval at least, as more may come.
+A tick is late by a twentieth of the interval at most, and by the work of a round; rounds do not drift. The wall clock
+decides only when to write a tick, never what it means (`batching.md` 4.5).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 
@@ -20,6 +23,11 @@ from headrace_core.state import State
 from headrace_streams.producer import Outlet
 from headrace_streams.runner import PartitionRunner
 from headrace_streams.worker import Worker, fatal
+
+LOOKS, MOST_LOOKS = 2, 20
+"""Rounds in an interval, at least and at most: each asks every idle partition."""
+SURELY_S = 0.001
+"""What is due in whole milliseconds is due then."""
 
 
 class Ticker:
@@ -31,15 +39,16 @@ class Ticker:
         self._interval_s = tick_interval_ms / 1000
         self.written: Counter[int] = Counter()
         """By partition."""
+        self.round_at = time.monotonic()
 
     async def run(self) -> None:
         """Until cancelled. An error ends the process."""
         try:
-            deadline = time.monotonic()
             while True:
-                deadline = max(deadline + self._interval_s / 2, time.monotonic())
-                await asyncio.sleep(deadline - time.monotonic())
+                pause_s = self.pause_s(self.round_at)
+                await asyncio.sleep(self.round_at + pause_s - time.monotonic())
                 await self._round(time.monotonic())
+                self.round_at = time.monotonic()
         except Exception as error:
             fatal(error, "ticks")
 
@@ -48,6 +57,26 @@ class Ticker:
         for partition in sorted({r.partition for r in runners if r.spec.rooted and self._needs_tick(r, now)}):
             await self._outlet.tick(partition)
             self.written[partition] += 1
+
+    def pause_s(self, now: float) -> float:
+        """How long to wait, at `now` (monotonic s), until a partition that is idle then may want a tick."""
+        longest = self._interval_s / LOOKS
+        waits = (self._wanted_in(r, now) + SURELY_S for r in list(self._worker.runners.values()) if r.spec.rooted)
+        return max(min((w for w in waits if 0 < w < longest), default=longest), self._interval_s / MOST_LOOKS)
+
+    def _wanted_in(self, runner: PartitionRunner, now: float) -> float:
+        """Seconds from `now` on until the partition wants a tick, if no record comes; below 0: since then. Only what is
+        within the next looks is worth a question to the state."""
+        idle_in = runner.moved_at + self._interval_s - now
+        if idle_in >= self._interval_s / LOOKS or runner.state is None or not runner.idle:
+            return math.inf
+        if isinstance(runner.stage, FollowsClock) and runner.stage.follows_clock(runner.state):
+            return idle_in
+        due_ms = runner.stage.next_due(runner.state)
+        if due_ms is None:
+            return math.inf
+        clock_ms = log_ms(runner.state.position.marker.clock, now - runner.moved_at)
+        return max(idle_in, (due_ms - clock_ms) / 1000)
 
     def _needs_tick(self, runner: PartitionRunner, now: float) -> bool:
         return (

@@ -1,4 +1,12 @@
-"""The watchdog: a partition with lag that makes no progress for too long ends the process (`streams.md` 5).
+"""The watchdog: whatever makes no progress for too long ends the process (`streams.md` 5).
+
+| what can stand still | how it is seen |
+|---|---|
+| a partition with records before it | it has lag, and gets to no other step |
+| a partition that is being restored, or waits for the group | the same; there is no lag to go by yet |
+| aiokafka's fetcher, which ends by an error that nobody hears of | its task is over; lag is that of the last fetch |
+| ticks, of the log or of timelines: without lag nothing else would show it | their last round is too long ago |
+| the loop itself | `/healthz` does not answer |
 
 Judging by the marker and the lag of one moment alone raised false alarms:
 - A large chunk on a starved machine. Seen: a tenth of a core, an outage's backlog of 1,500 records in one chunk, and no
@@ -10,10 +18,11 @@ Judging by the marker and the lag of one moment alone raised false alarms:
   the progress of one is that of all.
 - A process that did not run itself (SIGSTOP, a suspended machine): only time in which the watchdog ran counts, for
   each of its rounds 3 s at most.
+- A restore of many keys: reading and deriving is progress.
 - A broker that is away. Seen: one stopped for a minute, and all workers ended just before it was back. Nobody makes
   progress then, and another start would not either; so time counts a tenth while the group does not answer heartbeats.
 
-Before a partition has stalled, at half the time, `/healthz` fails and tells which.
+Before something has stalled, at half the time, `/healthz` fails and tells what.
 
 Before it ends the process it logs what each runner and the consumer are at, a line per partition, with the processor
 time of the process since the partition was last well: little of it tells a starved machine from a hanging one.
@@ -23,7 +32,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -38,11 +48,17 @@ UNHEARD_WEIGHT = 0.1
 
 
 class Stalled(Exception):
-    """A partition has lag, and has made no progress for too long."""
+    """Something has made no progress for too long."""
+
+
+class GoesRound(Protocol):
+    """What works in rounds for as long as the worker runs. `round_at`: when the last one ended, monotonic s."""
+
+    round_at: float
 
 
 class Well(NamedTuple):
-    """When a partition was last well, in the watchdog's seconds and in processor seconds of the process."""
+    """When something was last well, in the watchdog's seconds and in processor seconds of the process."""
 
     at: float
     cpu: float
@@ -50,12 +66,14 @@ class Well(NamedTuple):
 
 
 class Watchdog:
-    """Looks at all runners of a worker, a few times a second."""
+    """Looks at all runners of a worker, and at what goes `round` beside them, by name; a few times a second."""
 
-    def __init__(self, worker: Worker, stall_s: float) -> None:
+    def __init__(self, worker: Worker, stall_s: float, round_: Mapping[str, GoesRound]) -> None:
         self._worker = worker
         self._stall_s = stall_s
+        self._round = round_
         self._well: dict[PartitionRunner, Well] = {}
+        self._rounds: dict[str, Well] = {}
         self._looked_at = time.monotonic()
         self._ran = 0.0
 
@@ -75,20 +93,33 @@ class Watchdog:
         runners = list(self._worker.runners.values())
         newest = 0.0 if self._worker.flowing else max((runner.progress_at for runner in runners), default=0.0)
         self._well = {runner: self._last_well(runner, max(newest, runner.progress_at)) for runner in runners}
+        self._rounds = {name: self._last_round(name, part.round_at) for name, part in self._round.items()}
         for runner, well in self._well.items():
             if self._ran - well.at > self._stall_s:
                 self._tell(now)
                 raise Stalled(f"{runner.topic}-{runner.partition}: no progress for {self._stall_s} s at {runner.step}")
+        for name, well in self._rounds.items():
+            if self._ran - well.at > self._stall_s:
+                raise Stalled(f"{name}: no round for {self._stall_s} s")
+        if not self._worker.fetching:
+            raise Stalled("the fetcher has ended, its error is above")
 
     def slow(self, now: float) -> list[dict[str, Any]]:
-        """Partitions with lag and without progress for half the time of a stall, at `now` (monotonic s)."""
-        return [describe(runner, now) for runner, well in self._well.items() if self._ran - well.at > self._stall_s / 2]
+        """What has made no progress for half the time of a stall, at `now` (monotonic s): partitions, other parts."""
+        half = self._ran - self._stall_s / 2
+        parts = [{"part": name, "since": round(self._ran - well.at, 1)} for name, well in self._rounds.items()
+                 if well.at < half]  # fmt: skip
+        return [*(describe(runner, now) for runner, well in self._well.items() if well.at < half), *parts]
 
     def _last_well(self, runner: PartitionRunner, progress_at: float) -> Well:
         known = self._well.get(runner)
-        if known and progress_at <= known.progress_at and self._worker.lag(runner):
+        if known and progress_at <= known.progress_at and (runner.starting or self._worker.lag(runner)):
             return known
         return Well(self._ran, time.process_time(), progress_at)
+
+    def _last_round(self, name: str, round_at: float) -> Well:
+        known = self._rounds.get(name)
+        return known if known and round_at <= known.progress_at else Well(self._ran, time.process_time(), round_at)
 
     def _tell(self, now: float) -> None:
         for runner, well in self._well.items():

@@ -73,9 +73,19 @@ class Worker:
         return self.assigned_once and all(runner.ready for runner in self.runners.values())
 
     @property
+    def recovering(self) -> list[str]:
+        """Assigned partitions whose state is not restored yet, `<stage>-<partition>`."""
+        return sorted(f"{one.spec.name}-{one.partition}" for one in self.runners.values() if not one.ready)
+
+    @property
     def flowing(self) -> bool:
         """Whether the consumer hands over chunks; during a rebalance it does not."""
         return bool(self.app.consumer.flow_active)
+
+    @property
+    def fetching(self) -> bool:
+        """Whether somebody asks the broker for records. If not, lag stays what it was, and nothing would show it."""
+        return bool(self.app.consumer.fetching)
 
     def lag(self, runner: PartitionRunner) -> int | None:
         """Records of the input that are not applied yet, as of the last fetch; None if not known."""

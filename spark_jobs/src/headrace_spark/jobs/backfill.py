@@ -76,7 +76,7 @@ class Run:
             self.ledger,
             KafkaOutbox(kafka_clients.client(settings.kafka, settings.kafka_options), settings.dead_letter_topic),
             Patience(settings.sink_down_max_ms, self.stop.is_set, self.stop.wait),
-            self.progress.advance,
+            self.progress.alive,
         )
 
     def cut(self, log: Log) -> Cut:
@@ -99,7 +99,7 @@ class Run:
     def write(self, spark: Any, left: Sequence[tuple[Batch, list[Span]]]) -> None:
         """Give each chunk its effect, in order, until told to stop."""
         self.way.begin(self.id)
-        self.progress.running = True
+        self.progress.start()
         for batch, part in left:
             if self.stop.is_set():
                 return
@@ -151,7 +151,7 @@ def _write(one: Run, left: Sequence[tuple[Batch, list[Span]]]) -> int:
         one.write(spark, left)
         return exits.DONE
     finally:
-        one.progress.running = False
+        one.progress.stop()
         end(spark)
         if server is not None:
             server.stop()

@@ -47,7 +47,7 @@ state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; t
 #                                       tracestate into a function, none over HTTP
 capacity = 500                        # units a second, never more in any second
 # share = 1.0                         # this job's part of it
-# headroom = 0.0                      # part of it left unused; 0.05 is advised over a network
+# headroom = 0.05                     # part of it left unused: 0.05 if the sink is on another host, else 0
 # lease_store = ""                    # postgresql://..., redis://... or tcp://host:port: share it with other jobs;
                                       # "embedded": of this job alone, over its driver and all its workers
 # lease_token = ""                    # the coordinator's token, for tcp://, by reference

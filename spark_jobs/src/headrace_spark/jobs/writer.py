@@ -119,7 +119,7 @@ class _Job:
             self.ledger,
             KafkaOutbox(kafka_clients.client(settings.kafka, settings.kafka_options), settings.dead_letter_topic),
             Patience(settings.sink_down_max_ms, self.stop.is_set, self.stop.wait),
-            self.progress.advance,
+            self.progress.alive,
         )
 
     def limit(self, partitions: int) -> int:
@@ -139,6 +139,8 @@ def _run(settings: Settings, new_query: bool, new_checkpoint: bool, accept_loss:
     job = _Job(settings)
     if settings.speculates:
         _log.warning("speculation: a twin task spends capacity twice")
+    if settings.task_tries == 1:
+        _log.warning("a task is tried once, so a Python worker that dies ends the job; local[n,4] or 4 tries are usual")
     try:
         job.ledger.prepare()
         folder = Path(settings.checkpoint).resolve()
@@ -180,14 +182,14 @@ def _run_observed(job: _Job, folder: Path) -> int:
 def _run_spark(job: _Job, folder: Path) -> int:
     spark = session(job.settings)
     try:
-        listen(spark, job.progress.observe)
+        listen(spark, job.progress.observe, job.progress.alive)
         again = True
         while again and not job.stop.is_set():
             again = _run_query(job, spark, folder)
             job.progress.restarts += again
         return exits.DONE
     finally:
-        job.progress.running = False
+        job.progress.stop()
         end(spark)
 
 
@@ -209,7 +211,8 @@ def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
     job.ledger.remember(query.id, str(folder))
     job.way.begin(query.id)
     work.named(query.id)
-    job.progress.running, job.progress.max_offsets = True, limit
+    job.progress.max_offsets = limit
+    job.progress.start()
     _log.info("started", query_id=query.id, max_offsets_per_trigger=limit, topics=job.settings.subscribed)
     return _ended(job, query, work)
 

@@ -186,3 +186,64 @@ def test_a_purge_is_due_at_the_end_of_the_first_window() -> None:
     assert bench.stage.next_purge(bench.state) == T + 107
     bench.command("purge", {}, at=T + 107)
     assert bench.stage.next_purge(bench.state) is None
+
+
+def again(bench: Bench, op: str, args: dict[str, Any], *more: tuple[str, bytes], **place: Any) -> dict[str, Any] | None:
+    """What is sent again for a command that was applied."""
+    named = (("tl-op", op.encode()), ("tl-args", json.dumps(args).encode()), ("tl-correlation-id", b"c"), *REPLY, *more)
+    reply = bench.stage.again(bench.state, Record(0, 0, T, place.get("key"), place.get("value", b""), named))
+    if reply is None:
+        return None
+    assert (reply.topic, reply.key, reply.partition) == ("replies", b"c", 3)
+    found: dict[str, Any] = json.loads(reply.value or b"")
+    return found
+
+
+def test_an_answer_that_is_remembered_is_sent_again_as_it_was_and_changes_nothing() -> None:
+    bench, id_ = Bench(), ("tl-request-id", b"r1")
+    named = {"group": "P", "delay_ms": 0}
+    head = (("tl-op", b"create"), ("tl-args", json.dumps(named).encode()), ("tl-correlation-id", b"c"), *REPLY, id_)
+    (first,) = bench.record(*head, key=b"a", value=b"x")
+    poll = {"consumer": "C", "lease_ms": 500, "limit": 1}
+    asked = (("tl-op", b"poll"), ("tl-args", json.dumps(poll).encode()), ("tl-correlation-id", b"c"), *REPLY, id_)
+    (granted,) = bench.record(*asked)
+    before = dict(bench.state.scan(b"", b"\xff"))
+    for told, op, args, place in ((first, "create", named, {"key": b"a", "value": b"x"}), (granted, "poll", poll, {})):
+        was = json.loads(told.value or b"")
+        assert again(bench, op, args, id_, **place) == {k: v for k, v in was.items() if k not in ("emitted", "served")}
+    assert dict(bench.state.scan(b"", b"\xff")) == before
+
+
+def test_nothing_is_sent_again_that_is_not_remembered_or_that_nobody_asked_for() -> None:
+    bench, id_ = Bench(), ("tl-request-id", b"r1")
+    named = {"group": "P", "delay_ms": 0}
+    head = (("tl-op", b"create"), ("tl-args", json.dumps(named).encode()), id_)
+    bench.record(*head, key=b"a", value=b"x")
+    assert bench.stage.again(bench.state, Record(0, 0, T, b"a", b"x", head)) is None
+    assert again(bench, "create", named, key=b"a", value=b"x") is None
+    assert again(bench, "create", named, ("tl-request-id", b"r2"), key=b"a", value=b"x") is None
+    assert again(bench, "create", named | {"delay_ms": 1}, id_, key=b"a", value=b"x") is None
+    assert again(bench, "get", {"id": "a"}, id_, key=b"a") is None
+    assert again(bench, "create", {"id": 7}, id_) is None
+
+
+def test_a_waiting_poll_that_was_served_is_sent_again_with_what_it_got() -> None:
+    bench, id_ = Bench(), ("tl-request-id", b"r1")
+    poll = {"consumer": "C", "lease_ms": 500, "limit": 1, "wait_ms": 1_000}
+    asked = (("tl-op", b"poll"), ("tl-args", json.dumps(poll).encode()), ("tl-correlation-id", b"c"), *REPLY, id_)
+    bench.record(*asked)
+    assert (again(bench, "poll", poll, id_) or {})["waiting"]
+    bench.command("create", {"group": "P", "delay_ms": 0}, key=b"a", value=b"x")
+    bench.record(("kind", b"tick"), at=T + 1)
+    [lease] = (again(bench, "poll", poll, id_) or {})["leases"]
+    assert (lease["id"], lease["body"]) == ("a", "x")
+
+
+def test_what_stands_first_is_told_whether_or_not_somebody_asks() -> None:
+    bench = Bench()
+    assert bench.stage.oldest(bench.state) is None
+    bench.command("create", {"group": "P", "delay_ms": 700}, key=b"a")
+    bench.command("create", {"group": "P", "timestamp": T - 5_000}, key=b"b")
+    assert bench.stage.oldest(bench.state) == T - 5_000
+    bench.command("poll", {"consumer": "C", "lease_ms": 60_000, "limit": 1})
+    assert bench.stage.oldest(bench.state) == T + 700

@@ -27,6 +27,8 @@ from headrace_core.timeline.wire import home
 REPLY_S = 5.0
 """How long a reply is waited for, beside `wait_ms` (section 17)."""
 LONGEST_S = 86_400.0
+LEAST_S = 1.0
+"""Who was given less time for a reply cannot be blamed for none."""
 FRESH_S = 30.0
 NO_REPLY = "no reply in time: it may have happened or happen still; repeat it with the same Idempotency-Key"
 
@@ -78,6 +80,10 @@ class Mail(Protocol):
         """Partitions of a topic, named without the prefix; 0: there is none."""
         ...
 
+    async def owners(self, topic: str) -> dict[int, str]:
+        """Which worker has which partition of a topic, `<instance or member>@<address>`; some may not be known."""
+        ...
+
     def correlation(self) -> str:
         """A correlation id that nobody else uses."""
         ...
@@ -109,22 +115,45 @@ def read(raw: bytes) -> Answer:
     return found
 
 
+class Silent:
+    """Partitions that have not answered lately, as far as this instance has asked: most likely they recover (14.3)."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int], float] = {}
+
+    def answered(self, timeline: str, partition: int) -> None:
+        self._since.pop((timeline, partition), None)
+
+    def did_not(self, timeline: str, partition: int, now: float) -> None:
+        """No reply came in the time that one takes; `now` is monotonic s."""
+        self._since[timeline, partition] = now
+
+    def named(self, now: float) -> list[str]:
+        """`<timeline>-<partition>` in order. Who was not asked again for a while is not named any more."""
+        self._since = {place: at for place, at in self._since.items() if now - at < FRESH_S}
+        return [f"{name}-{number}" for name, number in sorted(self._since)]
+
+
 class Correspondence:
     """A command that was sent, and its replies until `deadline` (monotonic s). A waiting poll has two."""
 
-    def __init__(self, box: Box, limit: int) -> None:
-        self._box, self._limit = box, limit
+    def __init__(self, box: Box, timeline: Timeline, partition: int) -> None:
+        self._box, self._timeline, self._partition = box, timeline, partition
 
     async def next(self, deadline: float) -> Answer:
         """The next reply, or the refusal that says why there is none."""
+        place, seconds = (self._timeline.name, self._partition), min(max(deadline - time.monotonic(), 0.0), LONGEST_S)
         try:
-            found: Answer = await self._box.next(min(max(deadline - time.monotonic(), 0.0), LONGEST_S))
+            found: Answer = await self._box.next(seconds)
         except TimeoutError:
+            if seconds >= LEAST_S:
+                self._timeline.silent.did_not(*place, time.monotonic())
             return refused("UNKNOWN_OUTCOME", NO_REPLY)
         except NotSent as error:
             return refused("LOG_UNAVAILABLE", str(error))
         except TooLarge as error:
-            return refused("BODY_TOO_LARGE", str(error), limit=self._limit)
+            return refused("BODY_TOO_LARGE", str(error), limit=self._timeline.settings.max_body_bytes)
+        self._timeline.silent.answered(*place)
         return found
 
 
@@ -136,6 +165,7 @@ class Timeline:
     partitions: int
     settings: Settings
     mail: Mail
+    silent: Silent = field(default_factory=Silent)
 
     def home(self, id_: str) -> int:
         """The partition of an id (section 9.1)."""
@@ -158,6 +188,10 @@ class Timeline:
         """Send commands in their order, then wait for all replies."""
         return list(await asyncio.gather(*(self.ask(command, seconds) for command in commands)))
 
+    async def owners(self) -> dict[int, str]:
+        """The owner worker of each partition, as far as the group knows one now (section 14.1)."""
+        return await self.mail.owners(f"timeline.{self.name}.commands")
+
     async def everywhere(self, op: str, args: dict[str, Any]) -> list[Answer]:
         """The same command in every partition; the replies by partition."""
         return await self.ask_all(Command(op, args, number) for number in range(self.partitions))
@@ -176,7 +210,7 @@ class _Posted(AbstractContextManager[Correspondence]):
         correlation = mail.correlation()
         written = letter(self._timeline.name, self._command, mail.name, correlation, time.time_ns() // 1_000_000)
         self._box = mail.post(written, correlation, read)
-        return Correspondence(self._box.__enter__(), self._timeline.settings.max_body_bytes)
+        return Correspondence(self._box.__enter__(), self._timeline, self._command.partition)
 
     def __exit__(self, *error: object) -> None:
         self._box.__exit__(None, None, None)
@@ -188,6 +222,7 @@ class Timelines:
 
     mail: Mail
     known: dict[str, tuple[float, Timeline]] = field(default_factory=dict)
+    silent: Silent = field(default_factory=Silent)
 
     async def find(self, name: str) -> Timeline | Answer:
         """The timeline, or why it cannot be used now."""
@@ -205,13 +240,13 @@ class Timelines:
     async def _described(self, name: str, partitions: int) -> Timeline | Answer:
         """Settings in force decide where an id lives and how much a client may ask; the log has them."""
         guess = Settings(partitions=partitions, bucket_count=partitions)
-        asked = Timeline(name, partitions, guess, self.mail)
+        asked = Timeline(name, partitions, guess, self.mail, self.silent)
         answer = await asked.ask(Command("describe", {}, 0))
         if not answer["ok"]:
             if answer["code"] == "UNKNOWN_OUTCOME":  # nothing was changed: it was a read
                 return refused("RECOVERING", f"partition 0 of {name} does not answer: is a stream processor running?")
             return answer
-        found = Timeline(name, partitions, msgspec.convert(answer["settings"], Settings), self.mail)
+        found = Timeline(name, partitions, msgspec.convert(answer["settings"], Settings), self.mail, self.silent)
         self.known[name] = time.monotonic(), found
         return found
 

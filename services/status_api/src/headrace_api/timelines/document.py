@@ -37,7 +37,10 @@ LEASE = {
 }  # fmt: skip
 CREATE = {"id": TEXT, "timestamp": TIME, "delay_ms": TIME, "headers": HEADERS_OF_MESSAGE, **BODY}
 RESULT = closed_object({"ok": BOOLEAN}, {"id": TEXT, "lease_id": TEXT, "code": TEXT, "version": COUNT}, closed=False)
-PARTITION = closed_object({"partition": COUNT, "now": COUNT, "degraded": BOOLEAN, "frozen": BOOLEAN})
+PARTITION = closed_object(
+    {"partition": COUNT, "owner": MAYBE_TEXT},
+    {"now": COUNT, "degraded": BOOLEAN, "frozen": BOOLEAN, "code": {"enum": list(STATUS)}},
+)
 
 SCHEMAS: dict[str, Any] = {
     "TimelineProblem": closed_object(

@@ -81,6 +81,10 @@ class TimelineHandler:
         """Withdraw waiting polls soon. On the event loop."""
         self._closing.set()
 
+    def recovering(self) -> list[str]:
+        """Partitions of timelines that do not answer, `<timeline>-<partition>`."""
+        return self._timelines.silent.named(time.monotonic())
+
     async def answer(self, request: Request) -> Response:
         """One request; never raises what a client could cause."""
         started, label = time.monotonic(), "none"

@@ -62,7 +62,7 @@ def order(partitions: int, buckets: list[int] | None, key: str | None) -> list[i
 
 
 class Waiter:
-    """A waiting poll in one partition. Its first reply says its number, the next one brings leases or none."""
+    """A waiting poll in one partition. Its first reply says its number, the last one brings leases or none."""
 
     def __init__(self, timeline: Timeline, command: Command) -> None:
         self._timeline, self._command = timeline, command
@@ -73,13 +73,11 @@ class Waiter:
         deadline = time.monotonic() + seconds
         try:
             with self._timeline.post(self._command) as sent:
-                answer = await sent.next(deadline)
-                if not answer.get("waiting"):
-                    return answer
-                self._number = answer["waiter"]
-                if self._withdrawn:
-                    await self._unwait()
-                return await sent.next(deadline)
+                while (answer := await sent.next(deadline)).get("waiting"):  # more than once, after a restart
+                    self._number = answer["waiter"]
+                    if self._withdrawn:
+                        await self._unwait()
+                return answer
         except NotSent as error:
             return refused("LOG_UNAVAILABLE", str(error))
 

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from headrace_api.timelines.answers import Reply, reply
@@ -20,17 +21,20 @@ from headrace_api.timelines.together import together
 from headrace_core.timeline import shape
 from headrace_core.timeline.refusals import bad_request
 
+STATE = ("now", "degraded", "frozen", "code")
+"""What is shown of a partition: how it is, or the code that says why that is not known."""
+
 
 async def show(timeline: Timeline, asked: Asked) -> Reply:
-    """Settings in force, and the state of each partition."""
+    """Settings in force, and the state of each partition with its owner; of one that recovers, why there is none."""
     asked.parameters()
-    answer, answers = together(await timeline.everywhere("describe", {}))
+    answers, owners = await asyncio.gather(timeline.everywhere("describe", {}), timeline.owners())
+    answer, _ = together([one for one in answers if one["ok"]] or answers)
     partitions = [
-        {"partition": number, "now": one["now"], "degraded": one["degraded"], "frozen": one["frozen"]}
+        {"partition": number, "owner": owners.get(number), **{name: one[name] for name in STATE if name in one}}
         for number, one in enumerate(answers)
-        if one["ok"]
     ]
-    settings = answers[0].get("settings")
+    settings = next((one["settings"] for one in answers if one["ok"]), None)
     return reply(answer, 200, {"name": timeline.name, "settings": settings, "partitions": partitions})
 
 
