@@ -39,7 +39,9 @@ test: system setup ## set everything up and pass the tests, two files at a time
 soak: system setup ## the long runs: 1,000,000 steps of each simulation, never over with up to 8 processes, all marked soak
 	for n in 1 2 4 8; do HEADRACE_NEVER_OVER_S=60 HEADRACE_NEVER_OVER_PROCESSES=$$n \
 	  $(RUN) pytest --timeout=3600 tests/chaos/test_never_over_processes.py || exit 1; done
+	HEADRACE_CHAOS_KILLS=5 $(RUN) pytest --timeout=3600 tests/chaos/test_local_stack.py
 	$(RUN) pytest --timeout=3600 -m soak
+	$(RUN) pytest --timeout=3600 --hypothesis-profile=random tests/model tests/unit
 	HEADRACE_SIM_STEPS=1000000 $(RUN) pytest --timeout=3600 tests/model/test_batching_simulation.py \
 	  tests/model/test_registration_simulation.py tests/model/test_timeline_simulation.py
 

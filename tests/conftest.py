@@ -10,14 +10,22 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from headrace.kafka import KafkaServer
 from tests.support import jvm
 from tests.support.docker import engine_problem, in_ci
+from tests.support.patience import PATIENCE
 
 NO_ENGINE = "needs a Docker engine: "
 ELSEWHERE = "elsewhere: "
 """So begins the reason of a vector that is not about the part that runs it."""
+
+
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", settings.get_profile("random"), derandomize=True)
+settings.load_profile("repeatable")
+"""No example is judged by time, and each run has the same ones. `--hypothesis-profile=random` (`make soak`): others."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,6 +33,14 @@ def pytest_configure(config: pytest.Config) -> None:
     jvm.install()
     if getattr(config.option, "numprocesses", None) and (making := jvm.make_in_background()):
         config.add_cleanup(making.terminate)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Every limit of a test is `PATIENCE` times as long, that of pyproject.toml, too."""
+    for item in items:
+        marked = item.get_closest_marker("timeout")
+        seconds = float(marked.args[0] if marked else config.getoption("timeout") or config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(seconds * PATIENCE), append=False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -62,13 +62,15 @@ class Writer:
 
 def main(url: str, rows: int) -> None:
     """Insert the numbers 0 to `rows`."""
-    with psycopg.connect(url, autocommit=True) as connection:
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext('paced'))")  # of two that make it at once one fails
         connection.execute("CREATE TABLE IF NOT EXISTS paced (value int, sent timestamptz DEFAULT clock_timestamp())")
     requests = [range(first, min(first + ROWS_A_REQUEST, rows)) for first in range(0, rows, ROWS_A_REQUEST)]
     writer = Writer(url, len(requests))
     watcher = Watcher(writer.insert, max_attempts=ATTEMPTS, on_error=writer.failed)
     # 20 partitions of 10 rows/s, dealt out among the processes that want them now
-    resource = SharedResource(PostgresStore(url), name="paced", shared_capacity=ROWS_PER_S, factor=ROWS_A_REQUEST)
+    store = PostgresStore(url, call_timeout_ms=30_000)  # so long the start waits for a slow database
+    resource = SharedResource(store, name="paced", shared_capacity=ROWS_PER_S, factor=ROWS_A_REQUEST)
     batcher = writer.batcher = Batcher(resource, flush_interval_ms=25)
     batcher.start()
     for request in requests:

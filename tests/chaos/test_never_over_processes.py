@@ -2,7 +2,7 @@
 changing demand; a store that is slow and restarts. Twice partitions change their owner with the ledger
 (`handover="inherit"`). And the broken builds, which the same check must find (17.3).
 
-`HEADRACE_NEVER_OVER_S`: seconds of the main runs, 30 if it is not given; 60 and 8 processes in `make soak`. The runs go
+`HEADRACE_NEVER_OVER_S`: seconds of the main runs, 20 if it is not given; 60 and 8 processes in `make soak`. The runs go
 on side by side, as most of their time is waiting.
 """
 
@@ -23,17 +23,19 @@ import pytest
 from headrace.kafka import free_port
 from headrace_capacity.coordinator import Coordinator
 from tests.support.lease_servers import TOKEN, terminate_backends
-from tests.support.never_over import Spenders, assert_never_over, judged
+from tests.support.never_over import Spenders, assert_never_over, judged, used
 from tests.support.postgres import running
 from tests.support.spender import LIMIT
 
-pytestmark = pytest.mark.timeout(600)
-SECONDS = int(os.environ.get("HEADRACE_NEVER_OVER_S", "30"))
+pytestmark = pytest.mark.timeout(1200)
+SECONDS = int(os.environ.get("HEADRACE_NEVER_OVER_S", "20"))
 PROCESSES = int(os.environ.get("HEADRACE_NEVER_OVER_PROCESSES", "4"))
-CONTROL_S = 25
-FOUND_S = 240
+CONTROL_S = 15
+FOUND_S = 900
 """A broken build is given so long to be found: on a loaded machine its processes hardly run."""
 LARGE = 1_500
+LEAST_USE = 0.03
+"""Of what the limit allows in the time of a run."""
 
 
 class CoordinatorUnderFire:
@@ -101,7 +103,7 @@ def under_fire(
                 spenders.start(wall_s=rng.choice((-3600, 0, 3600)))
             spenders.until_spending()
             ends, restart_at = time.monotonic() + SECONDS, time.monotonic() + SECONDS * 0.4
-            while time.monotonic() < ends:
+            while time.monotonic() < ends or (short_of(spenders, SECONDS) and time.monotonic() < ends + FOUND_S):
                 rng.choice(things)()
                 spenders.follow()
                 if time.monotonic() > restart_at:
@@ -111,6 +113,11 @@ def under_fire(
         finally:
             spenders.end()
         return spenders.spent()
+
+
+def short_of(spenders: Spenders, seconds: float) -> bool:
+    """Whether too little was spent yet for the check to mean anything: a loaded machine needs longer for that."""
+    return used(spenders.spent(), seconds) < LEAST_USE
 
 
 def alternating(folder: Path, build: str, handover: str = "wait") -> list[tuple[int, int, int]]:
@@ -144,7 +151,10 @@ def _undisturbed(
                 time.sleep(pause_s)
             spenders.until_spending(before)
             ends = time.monotonic() + CONTROL_S
-            while time.monotonic() < ends and not found():
+            while not found() and (
+                time.monotonic() < ends
+                or (not broken and short_of(spenders, CONTROL_S) and time.monotonic() < ends + FOUND_S)
+            ):
                 spenders.follow()
                 time.sleep(0.5)
             if found() or time.monotonic() >= gives_up:
@@ -180,12 +190,12 @@ def spent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int,
 
 @pytest.mark.parametrize("run", ["coordinator", "postgres", "inherit"])
 def test_no_second_is_above_the_limit_whatever_happens(spent: Any, run: str) -> None:
-    assert_never_over(spent[run], SECONDS, least_use=0.03)
+    assert_never_over(spent[run], SECONDS, LEAST_USE)
 
 
 @pytest.mark.parametrize("run", ["alternating", "alternating, inherit", "late reply"])
 def test_no_second_is_above_the_limit_where_the_broken_builds_fail(spent: Any, run: str) -> None:
-    assert_never_over(spent[run], CONTROL_S, least_use=0.03)
+    assert_never_over(spent[run], CONTROL_S, LEAST_USE)
 
 
 @pytest.mark.parametrize("run", ["slice pacing", "no quarantine", "no ledger handed over", "deadline from the reply"])

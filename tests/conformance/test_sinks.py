@@ -51,7 +51,7 @@ def test_jobs_that_start_at_once_on_a_new_database_all_find_their_tables(server:
 
         with ThreadPoolExecutor(8) as pool:
             for ended in [pool.submit(job, name) for name in range(8)]:
-                ended.result(60)
+                ended.result(240)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

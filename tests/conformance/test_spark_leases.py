@@ -58,14 +58,14 @@ def test_processes_share_one_capacity_and_what_a_killed_one_had_comes_back(serve
     try:
         until(lambda: len({pid for _, _, pid in dispatched(log)}) == 3, "all three send")
         alive[0].kill()
-        alive[0].wait(30)
+        alive[0].wait(300)
         killed_ns = time.monotonic_ns()
         left = int(0.75 * CAPACITY)  # more than what two of three have as long as the third one is there
         until(lambda: busiest(log, killed_ns) >= left, "two of three use what the third one had")
     finally:
         for one in alive:
             one.kill()
-            one.wait(30)
+            one.wait(300)
     assert busiest(log, 0) <= CAPACITY
 
 
@@ -76,7 +76,7 @@ def busiest(log: Path, since_ns: int) -> int:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 1200
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.2)

@@ -92,7 +92,7 @@ def test_every_message_is_accounted_for_and_again_over_the_same_state(tmp_path: 
         until_said(home, "Ctrl-C stops everything", second)
         looked = subprocess.run(
             [sys.executable, "-m", "headrace", "doctor", "--json", "--home", str(home)],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         findings = {(one["group"], one["name"]): one for one in json.loads(looked.stdout)}
         assert looked.returncode == 0, looked.stdout + looked.stderr
@@ -109,15 +109,13 @@ def test_every_message_is_accounted_for_and_again_over_the_same_state(tmp_path: 
 
 def test_a_writer_that_dies_ends_the_demo_with_the_end_of_its_log(tmp_path: Path):
     home = tmp_path / "home"
-    process = start(home, "--seconds", "120")
+    process = start(home, "--seconds", str(10 * LIMIT_S))
     until_said(home, "s publishing:", process)
     pid = next(known.pid for known in recorded(Files(home)) if known.name == "spark")
     os.kill(pid, signal.SIGKILL)
-    killed = time.monotonic()
     out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
     assert out == ""
-    assert time.monotonic() - killed < 60
     assert "spark was ended by SIGKILL; the end of its log:" in said(home)
     told = said(home).partition("the end of its log:")[2].split()
     assert told

@@ -28,6 +28,7 @@ from headrace.ports import is_free
 from headrace.services import USUAL_PORTS, answers
 from headrace.stack import LocalStack, recorded
 from headrace.supervisor import ServiceDied, session
+from tests.support.patience import PATIENCE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -42,7 +43,7 @@ class Home:
 
     def run(self, command: str, *options: str, seconds: float = 240) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "headrace", command, "--home", str(self.folder), *options]
-        return subprocess.run(line, capture_output=True, text=True, timeout=seconds, check=False)
+        return subprocess.run(line, capture_output=True, text=True, timeout=seconds * PATIENCE, check=False)
 
     def up(self) -> None:
         ran = self.run("up", "--detach")
@@ -75,9 +76,9 @@ class Home:
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds * PATIENCE} s: {what}"
         time.sleep(0.1)
 
 
@@ -108,7 +109,7 @@ def publish(endpoints: Endpoints, value: float) -> None:
     client.loop_start()
     try:
         sent = client.publish("te/device/main///m/test", json.dumps({"value": value}), qos=1)
-        sent.wait_for_publish(20)
+        sent.wait_for_publish(20 * PATIENCE)
         assert sent.is_published()
     finally:
         client.disconnect()
@@ -168,10 +169,10 @@ def test_after_kill_9_the_state_is_good_and_the_death_of_a_service_stops_the_sta
         until(lambda: home.values() == [1.5, 2.5], "both measurements")
         status = home.status()
         os.kill(next(one["pid"] for one in status["services"] if one["name"] == "bridge"), signal.SIGKILL)
-        _, errors = stack.communicate(timeout=120)
+        _, errors = stack.communicate(timeout=600)
     finally:
         stack.terminate()
-        stack.wait(60)
+        stack.wait(300)
     assert stack.returncode == 1
     assert "bridge was ended by SIGKILL" in errors
     assert '"event": "started"' in errors

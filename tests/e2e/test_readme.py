@@ -33,8 +33,13 @@ def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
 
 
 def run(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def shell(script: str) -> str:
+    done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=600, check=True)
     return done.stdout
 
 
@@ -49,7 +54,11 @@ def block(language: str, heading: str) -> str:
 def test_the_consumer_prints_each_batch_once(endpoints: Endpoints) -> None:
     program = block("python", "Consume the topics")
     assert "127.0.0.1:9092" in program
-    lines = run("-c", program.replace("127.0.0.1:9092", endpoints.kafka)).splitlines()
+    lines: list[str] = []
+    for _ in range(3):  # it ends when nothing came for 10 s, which may be before a slow machine lets it have anything
+        lines += run("-c", program.replace("127.0.0.1:9092", endpoints.kafka)).splitlines()
+        if len(lines) > 50:
+            break
     assert len(lines) > 50
     assert len(lines) == len(set(lines))
     assert all(re.fullmatch(r"te/\S+ \d+ \[.+\]", line) for line in lines)
@@ -77,8 +86,11 @@ def test_the_api_answers_each_call(endpoints: Endpoints) -> None:
 def test_a_message_comes_when_it_is_due(endpoints: Endpoints) -> None:
     example = block("sh", "Delay, schedule, lease").replace("http://127.0.0.1:8080", endpoints.api_url)
     assert example.count("curl -s -X POST") == 2
-    done = subprocess.run(["bash", "-ec", example], capture_output=True, text=True, timeout=60, check=True)
-    created, leased = (json.loads(one) for one in done.stdout.replace("}{", "}\n{").splitlines())
+    ask, poll = (f"curl {call}" for call in example.split("curl ")[1:])
+    created = json.loads(shell(ask))
+    while not (answer := shell(poll)):  # it waits for 10 s, and a slow machine may be later
+        pass
+    leased = json.loads(answer)
     assert (created["id"], created["status"]) == ("invoice/1", "waiting")
     (lease,) = leased["leases"]
     assert (lease["id"], lease["due_at"], lease["body"]) == ("invoice/1", created["timestamp"], "...")

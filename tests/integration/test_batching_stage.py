@@ -44,11 +44,11 @@ def publish(worker: StreamsWorker, count: int) -> None:
         for _ in range(2 if i % 51 == 0 else 1):
             producer.produce(f"{worker.prefix}routed", value, b"te", source % PARTITIONS, headers=headers)
         if i % 100 == 99:
-            producer.flush(20)
+            producer.flush(240)
             time.sleep(0.02)
     for partition in range(PARTITIONS):
         producer.produce(f"{worker.prefix}routed", b"", None, partition, headers=[("kind", b"flush")])
-    assert producer.flush(20) == 0
+    assert producer.flush(240) == 0
 
 
 def read_log(worker: StreamsWorker) -> dict[int, list[Record]]:
@@ -56,7 +56,7 @@ def read_log(worker: StreamsWorker) -> dict[int, list[Record]]:
     log: dict[int, list[Record]] = {}
     for partition in range(PARTITIONS):
         place = TopicPartition(f"{worker.prefix}routed", partition, 0)
-        _, end = consumer.get_watermark_offsets(place, timeout=20)
+        _, end = consumer.get_watermark_offsets(place, timeout=240)
         consumer.assign([place])
         records = log.setdefault(partition, [])
         while len(records) < end:
@@ -68,17 +68,18 @@ def read_log(worker: StreamsWorker) -> dict[int, list[Record]]:
     return log
 
 
-def test_batches_are_those_of_the_pure_stage_over_kills_and_lost_databases(worker: StreamsWorker) -> None:
-    total, dice = 12_000, random.Random(3)
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_batches_are_those_of_the_pure_stage_over_kills_and_lost_databases(worker: StreamsWorker, rounds: int) -> None:
+    total, dice = (rounds + 1) * 2_000, random.Random(3)
     worker.at_once().start().wait_ready()
     feeder = Thread(target=publish, args=(worker, total))
     feeder.start()
-    for round_ in range(5):
+    for round_ in range(rounds):
         goal = (round_ + 1) * 1_800
         until(lambda goal=goal: worker.applied() >= goal, f"progress, see {worker.log}")
         time.sleep(dice.random() * 0.05)
         worker.kill()
-        if round_ == 2:
+        if round_ % 4 == 1:
             worker.delete_databases()
         worker.at_once().start().wait_ready()
     feeder.join()

@@ -51,11 +51,11 @@ def publish(worker: StreamsWorker, count: int) -> None:
         headers = [("topic", topic.encode()), ("qos", b"1"), ("retain", b"0" if turn != 3 else b"1")]
         producer.produce(f"{worker.prefix}raw", value, b"r%d" % partition, partition, headers=headers)
         if i % 100 == 99:
-            producer.flush(20)
+            producer.flush(240)
             time.sleep(0.02)
     for partition in range(PARTITIONS):
         producer.produce(f"{worker.prefix}raw", b"", None, partition, headers=[("kind", b"flush")])
-    assert producer.flush(20) == 0
+    assert producer.flush(240) == 0
 
 
 def read(worker: StreamsWorker, topic: str) -> dict[int, list[Record]]:
@@ -63,7 +63,7 @@ def read(worker: StreamsWorker, topic: str) -> dict[int, list[Record]]:
     log: dict[int, list[Record]] = {}
     for partition in range(PARTITIONS):
         place = TopicPartition(worker.prefix + topic, partition, 0)
-        _, end = consumer.get_watermark_offsets(place, timeout=20)
+        _, end = consumer.get_watermark_offsets(place, timeout=240)
         consumer.assign([place])
         records = log.setdefault(partition, [])
         while len(records) < end:
@@ -91,18 +91,19 @@ def distinct(records: list[Record]) -> list[tuple[bytes | None, bytes | None]]:
     return list(first.items())
 
 
-def test_both_stages_over_kills_are_equal_to_the_pure_ones(worker: StreamsWorker) -> None:
-    total, dice = 8_000, random.Random(11)
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_both_stages_over_kills_are_equal_to_the_pure_ones(worker: StreamsWorker, rounds: int) -> None:
+    total, dice = (rounds + 1) * 1_400, random.Random(11)
     taken = r'headrace_stage\{name="in",.*stage="registration"'
     worker.at_once().start().wait_ready()
     feeder = Thread(target=publish, args=(worker, total))
     feeder.start()
-    for round_ in range(5):
+    for round_ in range(rounds):
         goal = (round_ + 1) * 1_200
         until(lambda goal=goal: worker.metric(taken) >= goal, f"progress, see {worker.log}")
         time.sleep(dice.random() * 0.05)
         worker.kill()
-        if round_ == 2:
+        if round_ % 4 == 1:
             worker.delete_databases()
         worker.at_once().start().wait_ready()
     feeder.join()

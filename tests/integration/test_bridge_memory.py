@@ -45,7 +45,7 @@ def bridge(mqtt: MqttBroker, kafka: str, topic_prefix: str, tmp_path: Path) -> I
     for future in admin.incremental_alter_configs(
         [ConfigResource("topic", topic_prefix + "raw", incremental_configs=change)]
     ).values():
-        future.result(30)
+        future.result(240)
     process = BridgeProcess(kafka, topic_prefix, mqtt.port, tmp_path)
     process.start().wait_ready()
     yield process
@@ -57,7 +57,7 @@ def in_raw(bridge: BridgeProcess) -> int:
     reader = Consumer({"bootstrap.servers": bridge.kafka, "group.id": "test-ends", "enable.auto.commit": False})
     try:
         places = [TopicPartition(bridge.prefix + "raw", partition) for partition in range(4)]
-        return sum(reader.get_watermark_offsets(place, timeout=30)[1] for place in places)
+        return sum(reader.get_watermark_offsets(place, timeout=240)[1] for place in places)
     finally:
         reader.close()
 

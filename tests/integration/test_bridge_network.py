@@ -137,7 +137,7 @@ def raw(bridge: BridgeProcess) -> list[In]:
 
 def test_one_byte_at_a_time_and_late(bridge: BridgeProcess, proxy: Proxy, mqtt: MqttBroker) -> None:
     proxy.step = 1
-    bridge.start().wait_ready()
+    bridge.start(KEEP_ALIVE_S="4").wait_ready()  # what the machine takes from the bridge is not the network's
     device = Publisher(mqtt.port)
     for number in range(200):
         device.publish(TOPICS[1], b"%d" % number)

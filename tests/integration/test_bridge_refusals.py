@@ -21,7 +21,7 @@ def test_a_topic_that_cannot_take_dead_letters_ends_the_start(kafka: str, topic_
     create_topics(kafka, topic_prefix, letters=70_000)
     bridge = BridgeProcess(kafka, topic_prefix, 1, tmp_path).start()
     try:
-        assert bridge.running.wait(60) == 2
+        assert bridge.running.wait(300) == 2
     finally:
         bridge.end()
     last = json.loads(bridge.log.read_text().splitlines()[-1])
@@ -51,7 +51,7 @@ def test_a_packet_that_is_too_large(
         producer.produce(topic_prefix + "outbound", b"%d" % number, "te/a", 0)
         if number == 20:
             producer.produce(topic_prefix + "outbound", b"x" * LARGEST, "te/a", 0)
-    assert producer.flush(30) == 0
+    assert producer.flush(240) == 0
     try:
         bridge.start()
         until(lambda: {b"%d" % number for number in range(50)} <= {value for _, value, _ in reader.got}, "all others")

@@ -101,7 +101,7 @@ def secured_kafka(secure: Secure) -> Iterator[Kafka]:
     for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
         wanted = UserScramCredentialUpsertion(USER, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
         for future in admin.alter_user_scram_credentials([wanted]).values():
-            future.result(30)
+            future.result(240)
     create_topics(server.bootstrap, "p.")
     yield Kafka(server, *ports)
     server.kill()

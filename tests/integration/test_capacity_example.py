@@ -35,7 +35,7 @@ def start(url: str, rows: int) -> subprocess.Popen[bytes]:
 def test_three_processes_share_a_capacity_without_spark_or_kafka(url: str) -> None:
     running = [start(url, 300) for _ in range(3)]
     for process in running:
-        _, errors = process.communicate(timeout=150)
+        _, errors = process.communicate(timeout=800)
         assert (process.returncode, errors) == (0, b"")
     with psycopg.connect(url) as connection:
         sent = connection.execute(
@@ -51,17 +51,17 @@ def test_three_processes_share_a_capacity_without_spark_or_kafka(url: str) -> No
 def test_what_fails_is_tried_again_and_the_process_ends(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS paced")
-        process = start(url, 300)
-        ends = time.monotonic() + 60
+        process = start(url, 1000)  # seconds, so that it is at work when its connection is ended
+        ends = time.monotonic() + 600
         while not _rows(connection):
             assert time.monotonic() < ends
             time.sleep(0.05)
         connection.execute(ENDED)
-        _, errors = process.communicate(timeout=150)
+        _, errors = process.communicate(timeout=800)
         assert process.returncode == 0, errors
         assert b"range(" in errors, "an insert whose connection was ended is told"
         assert b"given up" not in errors
-        assert _rows(connection) == 300
+        assert _rows(connection) == 1000
 
 
 def _rows(connection: psycopg.Connection[tuple[int]]) -> int:

@@ -35,7 +35,7 @@ def test_a_worker_that_cannot_write_any_more_ends_and_goes_on_when_there_is_room
     worker.start().wait_ready()
     psutil.Process(worker.running.pid).rlimit(resource.RLIMIT_FSIZE, (room, room))
     produce(worker.kafka, worker.prefix + "raw", records(total, keys))
-    assert worker.running.wait(60) == ENGINE_FAILED
+    assert worker.running.wait(300) == ENGINE_FAILED
     assert "DatabaseError" in worker.log.read_text()
     run_dry(worker, total)
     assert aside(worker) == []
@@ -53,7 +53,7 @@ def test_damage_met_while_running_ends_the_worker_and_the_next_start_rebuilds(wo
         damage(worker.data_dir / "counting" / str(partition))
     worker.start().wait_ready()
     produce(worker.kafka, worker.prefix + "raw", records(total // 2, keys, start=total // 2))
-    assert worker.running.wait(60) == ENGINE_FAILED
+    assert worker.running.wait(300) == ENGINE_FAILED
     assert "Corruption" in worker.log.read_text()
     worker.start()
     until(lambda: worker.applied() >= total or worker.running.poll() is not None, "all applied, or the other one met")

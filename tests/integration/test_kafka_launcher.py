@@ -17,7 +17,7 @@ def produce(bootstrap: str, topic: str, values: list[bytes]) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
     for value in values:
         producer.produce(topic, value)
-    assert producer.flush(20) == 0
+    assert producer.flush(240) == 0
 
 
 def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
@@ -36,7 +36,7 @@ def test_messages_survive_a_kill_of_the_broker(tmp_path: Path) -> None:
     server = KafkaServer(tmp_path / "kafka").start()
     try:
         admin = AdminClient({"bootstrap.servers": server.bootstrap})
-        admin.create_topics([NewTopic("t", 1, 1, config={"message.timestamp.type": "LogAppendTime"})])["t"].result(20)
+        admin.create_topics([NewTopic("t", 1, 1, config={"message.timestamp.type": "LogAppendTime"})])["t"].result(240)
         produce(server.bootstrap, "t", [b"1", b"2"])
         server.kill()
         server.start()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -24,10 +25,21 @@ from tests.support.streams_worker import produce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
-POLL_MS = 4_000
+POLL_MS, TRIES = 2_000, 8
 RECORD, COUNT = 10_000, 300
 FETCH_BYTES = 1_000_000  # so three fetches
 SLOW_S = 0.05  # five times a fetch
+
+
+async def longer_by_a_poll(short: Callable[[], Awaitable[float]], long: Callable[[], Awaitable[float]]) -> None:
+    """The machine adds to both, now more, now less; where that hides a poll, once more. What is always equal fails."""
+    found = []
+    for _ in range(TRIES):
+        found.append((await short(), await long()))
+        print("{:.1f} s without, {:.1f} s with the wait".format(*found[-1]))
+        if found[-1][1] - found[-1][0] > POLL_MS / 1000:
+            return
+    raise AssertionError(f"(without, with the wait) in seconds: {found}")
 
 
 async def seconds_to_read(kafka: str, topic: str, fetch_max_wait_ms: int) -> float:
@@ -50,16 +62,15 @@ async def seconds_to_read(kafka: str, topic: str, fetch_max_wait_ms: int) -> flo
 
 
 async def test_a_full_partition_waits_for_the_long_poll_of_the_drained_ones(kafka: str, topic_prefix: str) -> None:
-    """The difference of the two is what the longer poll costs: at least one whole poll, whatever the machine does."""
+    """The difference of the two is what the longer poll costs: at least one whole poll."""
     topic = topic_prefix + "raw"
     admin = AdminClient({"bootstrap.servers": kafka})
     for future in admin.create_topics([NewTopic(topic, 4, 1)]).values():
-        future.result(60)
+        future.result(240)
     produce(kafka, topic, ((0, b"k", b"x" * RECORD) for _ in range(COUNT)))
-    short = await seconds_to_read(kafka, topic, LONG_POLL_MS)
-    long = await seconds_to_read(kafka, topic, POLL_MS)
-    print(f"{short:.1f} s with polls of {LONG_POLL_MS} ms, {long:.1f} s with polls of {POLL_MS} ms")
-    assert long - short > POLL_MS / 1000
+    await longer_by_a_poll(
+        lambda: seconds_to_read(kafka, topic, LONG_POLL_MS), lambda: seconds_to_read(kafka, topic, POLL_MS)
+    )
 
 
 async def seconds_beside_a_full_one(kafka: str, topic: str, backoff_s: float) -> float:
@@ -85,12 +96,12 @@ async def test_a_full_partition_that_is_not_consumed_holds_up_the_others(kafka: 
     topic = topic_prefix + "raw"
     admin = AdminClient({"bootstrap.servers": kafka})
     for future in admin.create_topics([NewTopic(topic, 2, 1)]).values():
-        future.result(60)
+        future.result(240)
     produce(kafka, topic, [(0, b"k", b"full"), (1, b"k", b"other")])
-    short = await seconds_beside_a_full_one(kafka, topic, FETCHED_S)
-    long = await seconds_beside_a_full_one(kafka, topic, 2 * POLL_MS / 1000)
-    print(f"{short:.1f} s with {FETCHED_S} s, {long:.1f} s with {2 * POLL_MS / 1000} s")
-    assert long - short > POLL_MS / 1000
+    await longer_by_a_poll(
+        lambda: seconds_beside_a_full_one(kafka, topic, FETCHED_S),
+        lambda: seconds_beside_a_full_one(kafka, topic, 2 * POLL_MS / 1000),
+    )
 
 
 async def test_the_consumer_of_a_worker_polls_shortly(tmp_path) -> None:

@@ -76,7 +76,7 @@ def publish(worker: StreamsWorker) -> None:
     for topic, value in MESSAGES:
         headers = [("topic", f"te/{topic}".encode()), ("qos", b"1"), ("retain", b"0")]
         producer.produce(f"{worker.prefix}raw", json.dumps(value), b"te", 0, headers=headers)
-    assert producer.flush(20) == 0
+    assert producer.flush(240) == 0
 
 
 def test_a_real_worker_exposes_all_that_the_specifications_name(worker: StreamsWorker) -> None:

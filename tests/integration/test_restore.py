@@ -41,7 +41,7 @@ CLEANED_AT_ONCE = {
 def create(kafka: str, topic: str, config: dict[str, str]) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
     for future in admin.create_topics([NewTopic(topic, 1, 1, config=config)]).values():
-        future.result(20)
+        future.result(240)
 
 
 def append(kafka: str, topic: str, items: Iterable[tuple[bytes, bytes | None, int]]) -> None:
@@ -52,7 +52,7 @@ def append(kafka: str, topic: str, items: Iterable[tuple[bytes, bytes | None, in
         producer.produce(topic, key=key, value=value, partition=0, headers=headers)
         if number % 100_000 == 99_999:
             producer.flush()
-    assert producer.flush(60) == 0
+    assert producer.flush(240) == 0
 
 
 def mark(source: int) -> tuple[bytes, bytes, int]:
@@ -92,7 +92,7 @@ def keys_in_log(kafka: str, topic: str) -> list[tuple[bytes, bytes | None]]:
     left = []
     try:
         consumer.assign([Place(topic, 0, OFFSET_BEGINNING)])
-        _, end = consumer.get_watermark_offsets(Place(topic, 0), timeout=20)
+        _, end = consumer.get_watermark_offsets(Place(topic, 0), timeout=240)
         while True:
             for message in consumer.consume(1_000, timeout=0.2):
                 left.append((message.key(), message.value()))
@@ -111,7 +111,7 @@ def busy_cleaner(kafka: str) -> Iterator[None]:
         entry = ConfigEntry("log.cleaner.backoff.ms", value, incremental_operation=operation)
         resource = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])
         for future in admin.incremental_alter_configs([resource]).values():
-            future.result(20)
+            future.result(240)
 
     alter(AlterConfigOpType.SET, "200")
     try:

@@ -24,7 +24,7 @@ PARTITIONS = 4
 ENGINE_FAILED = 70
 FAULT_EXIT = 86
 LOST_TO_RETENTION = r'headrace_stage\{name="lost_to_retention"'
-SHORT_ROUNDS = 5
+SHORT_ROUNDS = 3
 
 
 @pytest.fixture
@@ -90,14 +90,15 @@ def test_kill_at_random_points_leaves_the_sum_exact_also_without_local_databases
     assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total)
 
 
-@pytest.mark.parametrize("step", [2, 3, 4, 5, 6])
-def test_a_crash_after_any_step_repeats_outputs_only_byte_equal(worker: StreamsWorker, step: int) -> None:
-    total = 4_000
+def test_a_crash_after_any_step_repeats_outputs_only_byte_equal(worker: StreamsWorker) -> None:
+    """After each step once, one after the other: what one leaves behind is where the next begins."""
+    total = 12_000
     worker.settings["CHUNK_RECORDS"] = "200"
     create_raw(worker.at_once())
     produce(worker.kafka, worker.prefix + "raw", records(total))
-    worker.start(FAULT=f"{step}:5")
-    assert worker.running.wait(60) == FAULT_EXIT
+    for step in (2, 3, 4, 5, 6):
+        worker.start(FAULT=f"{step}:5")
+        assert worker.running.wait(300) == FAULT_EXIT, f"step {step}"
     run_dry(worker, total)
     assert_exact(read_all(worker.kafka, worker.prefix + "routed"), total)
 
@@ -108,7 +109,7 @@ def test_graceful_stops_apply_every_offset_once_and_repeat_nothing(
     worker: StreamsWorker, total: int, stops: int
 ) -> None:
     dice = random.Random(7)
-    worker.settings["CHUNK_RECORDS"] = "300"
+    worker.settings |= {"CHUNK_RECORDS": "300", "SESSION_TIMEOUT_S": "60"}  # no session ends, as nobody is killed
     worker.start().wait_ready()
     feeder = Thread(target=lambda: produce(worker.kafka, worker.prefix + "raw", records(total)))
     feeder.start()
@@ -127,9 +128,9 @@ def test_graceful_stops_apply_every_offset_once_and_repeat_nothing(
 def test_an_exception_in_the_engine_ends_the_process_and_the_record_is_repeated(worker: StreamsWorker) -> None:
     worker.at_once().start().wait_ready()
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", b"1"), (0, b"k0", b"boom")])
-    assert worker.running.wait(30) == ENGINE_FAILED
+    assert worker.running.wait(300) == ENGINE_FAILED
     worker.start()
-    assert worker.running.wait(60) == ENGINE_FAILED
+    assert worker.running.wait(300) == ENGINE_FAILED
     assert {output.id for output in read_all(worker.kafka, worker.prefix + "routed")} <= {b"counting:0:0:0"}
     worker.stages = "tests.support.counting_stage:MendedStage"
     run_dry(worker, 2)
@@ -146,7 +147,7 @@ def test_what_retention_took_before_it_was_applied_is_told_and_is_no_lag(worker:
     produce(worker.kafka, topic, [(0, b"k0", b"1")] * 7)
     admin = AdminClient({"bootstrap.servers": worker.kafka})
     for future in admin.delete_records([TopicPartition(topic, 0, 12)]).values():
-        future.result(30)
+        future.result(240)
     worker.start().wait_ready()
     until(lambda: "deleted from the log before they were applied" in worker.log.read_text(), f"see {worker.log}")
     assert '"lost": 7' in worker.log.read_text()
@@ -191,7 +192,7 @@ def create_raw(worker: StreamsWorker, timestamps: str = "LogAppendTime") -> None
     admin = AdminClient({"bootstrap.servers": worker.kafka})
     topic = NewTopic(worker.prefix + "raw", PARTITIONS, 1, config={"message.timestamp.type": timestamps})
     for future in admin.create_topics([topic]).values():
-        future.result(20)
+        future.result(240)
 
 
 def test_emissions_that_fill_many_batches_are_all_sent(worker: StreamsWorker) -> None:
@@ -210,7 +211,7 @@ def test_emissions_that_fill_many_batches_are_all_sent(worker: StreamsWorker) ->
 def test_an_input_whose_time_is_not_the_brokers_is_refused(worker: StreamsWorker) -> None:
     create_raw(worker, "CreateTime")
     worker.start()
-    assert worker.running.wait(30) != 0
+    assert worker.running.wait(300) != 0
     assert "LogAppendTime" in worker.log.read_text()
 
 
@@ -233,7 +234,7 @@ def test_one_record_whose_mutations_do_not_fit_one_batch_is_there_whole_or_not_a
     assert worker.terminate() == 0
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", b"wide"), (0, b"k0", b"3"), (0, b"k0", b"wide")])
     worker.start(CHUNK_RECORDS="1", FAULT=f"{step}:{1 if step == 7 else 2}")
-    assert worker.running.wait(60) == FAULT_EXIT
+    assert worker.running.wait(300) == FAULT_EXIT
     if step == 7:
         worker.delete_databases()
     run_dry(worker, 4)
@@ -259,9 +260,14 @@ def test_ticks_come_while_something_waits_and_end_with_it(worker: StreamsWorker)
     produce(worker.kafka, worker.prefix + "raw", [(2, b"k2", b"done")])
     until(lambda: worker.metric('headrace_stage{name="total"') == 2, "done applied")
     assert worker.metric('headrace_stage{name="ticks",partition="[013]"') == 0
-    ticks = worker.metric('headrace_stage{name="ticks"')
-    time.sleep(1)  # ten intervals: silence is what is to be seen
-    assert worker.metric('headrace_stage{name="ticks"') <= ticks + 1
+
+    def silent() -> bool:
+        """For ten intervals; not at once, as some may have been written before the worker had read `done`."""
+        ticks = worker.metric('headrace_stage{name="ticks"')
+        time.sleep(1)
+        return worker.metric('headrace_stage{name="ticks"') == ticks
+
+    until(silent, "no more ticks", 20)
 
 
 @pytest.mark.parametrize("flood", [50_000, pytest.param(500_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])

@@ -74,7 +74,7 @@ def publish(worker: StreamsWorker, turns: int = TURNS) -> None:
                 topic, value = f"{ROOT}/device/d{device}//", {"@type": "child-device", "twin": {"n": device}}
             headers = [("topic", topic.encode()), ("qos", b"1"), ("retain", b"0")]
             producer.produce(f"{worker.prefix}raw", json.dumps(value), ROOT.encode(), 1, headers=headers)
-    assert producer.flush(30) == 0
+    assert producer.flush(240) == 0
 
 
 def applied(worker: StreamsWorker) -> None:

@@ -58,9 +58,9 @@ def send(kafka: str, prefix: str, messages: list[tuple[str, Any]], pause_s: floa
         headers = [("topic", topic.encode()), ("qos", b"1"), ("retain", b"1"), ("dup", b"0")]
         producer.produce(f"{prefix}raw", value, root, partition_of(root, PARTITIONS), headers=headers)
         if count % 50 == 49:
-            assert producer.flush(20) == 0
+            assert producer.flush(240) == 0
             time.sleep(pause_s)
-    assert producer.flush(20) == 0
+    assert producer.flush(240) == 0
 
 
 def traffic(count: int, dice: random.Random) -> list[tuple[str, Any]]:
@@ -91,7 +91,7 @@ def read(kafka: str, topic: str) -> dict[int, list[Record]]:
     log: dict[int, list[Record]] = {}
     for partition in range(PARTITIONS):
         place = TopicPartition(topic, partition, 0)
-        _, end = consumer.get_watermark_offsets(place, timeout=20)
+        _, end = consumer.get_watermark_offsets(place, timeout=240)
         consumer.assign([place])
         records = log.setdefault(partition, [])
         while len(records) < end:
@@ -149,7 +149,7 @@ def check_equal(api: StatusApi, states: dict[int, MemoryState]) -> None:
 def applied(worker: StreamsWorker, prefix: str, api: StatusApi) -> bool:
     consumer = Consumer({"bootstrap.servers": worker.kafka, "group.id": "reader"})
     try:
-        ends = {n: consumer.get_watermark_offsets(TopicPartition(f"{prefix}raw", n), timeout=20)[1]
+        ends = {n: consumer.get_watermark_offsets(TopicPartition(f"{prefix}raw", n), timeout=240)[1]
                 for n in range(PARTITIONS)}  # fmt: skip
     finally:
         consumer.close()
@@ -180,15 +180,16 @@ def test_it_tells_who_is_registered(worker: StreamsWorker, api: StatusApi) -> No
     assert worker.terminate() == 0
 
 
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_answers_are_the_pure_ones_after_kills_and_after_a_loss_of_the_disk(
-    worker: StreamsWorker, api: StatusApi
+    worker: StreamsWorker, api: StatusApi, rounds: int
 ) -> None:
     dice = random.Random(5)
     worker.start().wait_ready()
     api.start().wait_ready()
-    feeder = Thread(target=send, args=(worker.kafka, worker.prefix, traffic(6_000, dice), 0.05))
+    feeder = Thread(target=send, args=(worker.kafka, worker.prefix, traffic(rounds * 1_200, dice), 0.05))
     feeder.start()
-    for _ in range(5):
+    for _ in range(rounds):
         time.sleep(0.3 + dice.random())
         api.kill()
         api.start()

@@ -35,13 +35,13 @@ class Log:
         )
 
     def delete(self) -> None:
-        self.admin.delete_topics([self.topic])[self.topic].result(20)
+        self.admin.delete_topics([self.topic])[self.topic].result(240)
 
     def put(self, producer: Producer, group: Group) -> None:
         for key, value, source in group:
             headers: Any = [("o", source.to_bytes(8, "big", signed=True))]
             producer.produce(self.topic, value, key, 0, headers=headers)
-        assert producer.flush(20) == 0
+        assert producer.flush(240) == 0
 
     def transactional(self) -> Producer:
         producer = Producer({"bootstrap.servers": self.kafka, "transactional.id": self.topic})
@@ -125,7 +125,7 @@ def test_a_topic_made_anew_empties_the_replica(log: Log, api: StatusApi) -> None
     api.start().wait_ready()
     assert registered(api) == ["a", "b"]
     log.delete()
-    until(lambda: log.topic not in log.admin.list_topics(timeout=10).topics, "the topic is gone")
+    until(lambda: log.topic not in log.admin.list_topics(timeout=240).topics, "the topic is gone")
     until(lambda: not api.ready(), f"not ready without the topic, see {api.log}")
     log.create()
     log.put(Producer({"bootstrap.servers": log.kafka}), groups("z")[0])
@@ -150,7 +150,7 @@ def test_without_the_broker_the_last_state_is_told_and_then_it_goes_on(topic_pre
         server.start()
         log.put(log.plain, b)
         until(lambda: registered(api) == ["a", "b"], f"b, see {api.log}")
-        assert api.ask("/v1/status").body["replica"]["kafka_up"] is True
+        until(lambda: api.ask("/v1/status").body["replica"]["kafka_up"] is True, "it sees that the broker is back")
         assert api.terminate() == 0
     finally:
         api.end()
@@ -163,6 +163,6 @@ def test_a_database_that_is_deleted_under_it_ends_the_process(log: Log, api: Sta
     log.put(log.plain, a)
     api.start().wait_ready()
     api.delete_database()
-    assert api.running.wait(60) == 70
+    assert api.running.wait(300) == 70
     api.start().wait_ready()
     assert registered(api) == ["a"]

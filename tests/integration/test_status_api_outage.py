@@ -65,12 +65,12 @@ def test_writes_stop_and_go_on_with_kafka(server: KafkaServer, tmp_path: Path) -
 def replies_made_anew(kafka: str) -> None:
     """The topic is deleted and created; nobody may hold on to offsets of the old one."""
     admin = AdminClient({"bootstrap.servers": kafka})
-    admin.delete_topics(["a.replies"])["a.replies"].result(30)
-    until(lambda: "a.replies" not in admin.list_topics(timeout=20).topics, "no topic")
+    admin.delete_topics(["a.replies"])["a.replies"].result(240)
+    until(lambda: "a.replies" not in admin.list_topics(timeout=240).topics, "no topic")
 
     def made() -> bool:
         try:
-            admin.create_topics([NewTopic("a.replies", 4, 1)])["a.replies"].result(30)
+            admin.create_topics([NewTopic("a.replies", 4, 1)])["a.replies"].result(240)
         except Exception:
             return False
         return True

@@ -35,7 +35,7 @@ def worker(kafka: str, topic_prefix: str, tmp_path: Path) -> Iterator[StreamsWor
 
 
 def an_api(worker: StreamsWorker, tmp_path: Path, name: str) -> StatusApi:
-    settings = {"ROOTS": json.dumps(ROOTS)}
+    settings = {"ROOTS": json.dumps(ROOTS), "WRITE_WAIT_S": "60"}
     return StatusApi(worker.kafka, worker.prefix, tmp_path / name, tmp_path / f"{name}.log", settings)
 
 
@@ -157,7 +157,7 @@ def test_without_a_stream_processor_a_write_is_late_not_lost(worker: StreamsWork
     worker.start().wait_ready()
     until(lambda: api.ask(f"{ENTITIES}/device/press").status == 200, f"the write, see {worker.log}")
     assert requested(worker) == {"device/press": 1}
-    assert 'headrace_api_replies_total{whose="late"} 1.0' in api.ask("/metrics").body
+    until(lambda: 'headrace_api_replies_total{whose="late"} 1.0' in api.ask("/metrics").body, "its reply, late")
     assert api.terminate() == 0
     assert worker.terminate() == 0
 

@@ -34,7 +34,7 @@ def make_source(worker: StreamsWorker) -> None:
     """By somebody else: with its own number of partitions, and stamped by the producers."""
     admin = AdminClient({"bootstrap.servers": worker.kafka})
     for future in admin.create_topics([NewTopic(worker.prefix + "job.retry", SOURCES, 1)]).values():
-        future.result(30)
+        future.result(240)
 
 
 class Source:
@@ -58,7 +58,7 @@ class Source:
         self.sent[partition] += 1
 
     def flush(self) -> None:
-        assert self.producer.flush(60) == 0
+        assert self.producer.flush(240) == 0
 
 
 BUFFER_DELAY = int(str(BUFFER["delay_ms"]))
@@ -72,7 +72,7 @@ def read(worker: StreamsWorker, topic: str) -> list[Message]:
         known = consumer.list_topics(worker.prefix + topic, timeout=30).topics[worker.prefix + topic].partitions
         for partition in known:
             place = TopicPartition(worker.prefix + topic, partition, OFFSET_BEGINNING)
-            first, end = consumer.get_watermark_offsets(place, timeout=30)
+            first, end = consumer.get_watermark_offsets(place, timeout=240)
             consumer.assign([place])
             wanted = len(found) + end - first
             while len(found) < wanted:
@@ -169,7 +169,7 @@ def test_kills_and_deleted_databases_lose_nothing_and_repeat_only_byte_equal(
             source.write(number % SOURCES)
         source.flush()
         worker.start(FAULT=f"{step % 4 + 2}:{step + 2}")
-        assert worker.running.wait(120) == FAULT_EXIT
+        assert worker.running.wait(300) == FAULT_EXIT
         if step % 2:
             worker.delete_databases()
     worker.start().wait_ready()

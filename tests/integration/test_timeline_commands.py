@@ -17,7 +17,7 @@ from tests.support.streams_worker import StreamsWorker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
-JOBS = {"partitions": 2, "bucket_count": 8, "max_deliveries": 1, "dedup_window_ms": 1000}
+JOBS = {"partitions": 2, "bucket_count": 8, "max_deliveries": 1, "dedup_window_ms": 1000, "max_wait_ms": 600_000}
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ class Client:
     def write(self, key: bytes | None, value: bytes | None, headers: dict[str, bytes], **place: int) -> None:
         topic = f"{self.worker.prefix}timeline.jobs.commands"
         self.producer.produce(topic, key=key, value=value, headers=list(headers.items()), **place)
-        assert self.producer.flush(30) == 0
+        assert self.producer.flush(240) == 0
 
     def do(
         self, op: str, args: dict[str, Any], key: bytes | None = None, value: bytes = b"", request: bytes = b"",
@@ -70,14 +70,14 @@ def test_a_waiting_poll_gets_its_message_when_it_is_due_over_a_kill_and_a_poison
 ) -> None:
     worker.start().wait_ready()
     client = Client(worker)
-    created = client.answer(client.do("create", {"group": "P", "delay_ms": 4_000}, b"job-1", b"\xff body"))
-    assert (created["ok"], created["status"]) == (True, "waiting")
-    partition = created["bucket"] % 2
 
     # the poll waits in the state, not in the process
+    partition = partition_of(b"job-1", 2)
     poll = {"consumer": "C", "lease_ms": 300, "limit": 5}
-    waits = client.do("poll", poll | {"wait_ms": 30_000}, partition=partition)
+    waits = client.do("poll", poll | {"wait_ms": 600_000}, partition=partition)
     assert client.answer(waits)["waiting"]
+    created = client.answer(client.do("create", {"group": "P", "delay_ms": 4_000}, b"job-1", b"\xff body"))
+    assert (created["ok"], created["status"], created["bucket"] % 2) == (True, "waiting", partition)
     worker.kill()
     worker.delete_databases()
     worker.start().wait_ready()

@@ -48,7 +48,7 @@ class Service(NamedTuple):
 def service(kafka: str, topic_prefix: str, tmp_path: Path) -> Iterator[Service]:
     worker = StreamsWorker(kafka, topic_prefix, tmp_path / "data", tmp_path / "worker.log", stages="")
     worker.settings["TIMELINES"] = json.dumps({"jobs": JOBS})
-    api = StatusApi(kafka, topic_prefix, tmp_path / "api", tmp_path / "api.log")
+    api = StatusApi(kafka, topic_prefix, tmp_path / "api", tmp_path / "api.log", {"WRITE_WAIT_S": "60"})
     worker.at_once().start()
     api.start()
     one = Service(worker, api)
@@ -81,8 +81,8 @@ def test_a_timeline_over_http_loses_nothing_when_its_worker_is_killed(service: S
     with ThreadPoolExecutor(2) as threads:
         wish = {"lease_ms": 60_000, "limit": 1, "wait_ms": 30_000}
         waits = threads.submit(service.consumer, "POST", "/leases", wish)
-        assert service.owner("POST", "/messages", {"id": "job", "delay_ms": 3_000, "body": "work"}).status == 201
         until(lambda: service.worker.metric(r'headrace_stage\{name="waiters"') == 2, "both partitions wait")
+        assert service.owner("POST", "/messages", {"id": "job", "delay_ms": 3_000, "body": "work"}).status == 201
         service.worker.kill()
         # written while nobody is there to answer, and repeated until somebody is
         late = threads.submit(service.owner, "POST", "/messages", {"id": "late", "delay_ms": 0}, Idempotency_Key="k2")

@@ -79,7 +79,7 @@ def test_a_crash_repeats_the_letter_byte_by_byte_and_counts_it_once(worker: Stre
     create_raw(worker)
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", value) for value in values])
     worker.start(CHUNK_RECORDS="1", FAULT=f"{step}:5")
-    assert worker.running.wait(60) == 86
+    assert worker.running.wait(300) == 86
     worker.start().wait_ready()
     worker.wait_applied(6)
     assert worker.metric(TOO_LARGE) == 4
@@ -101,7 +101,7 @@ def test_batches_keep_to_what_a_topic_takes_that_somebody_else_made(worker: Stre
     names = ("routed", "counting.changelog", "dead-letter")
     news = [NewTopic(worker.prefix + name, PARTITIONS, 1, config={"max.message.bytes": str(narrow)}) for name in names]
     for future in admin.create_topics(news).values():
-        future.result(20)
+        future.result(240)
     create_raw(worker)
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k%d" % (i % 1_000), b"1") for i in range(total)])
     produce(worker.kafka, worker.prefix + "raw", [(0, b"k0", b"wide"), (0, b"k0", b"emit:50000"), (0, b"k0", b"1")])
@@ -122,7 +122,7 @@ def test_a_topic_that_cannot_take_dead_letters_ends_the_start(worker: StreamsWor
     admin = AdminClient({"bootstrap.servers": worker.kafka})
     new = NewTopic(worker.prefix + "dead-letter", PARTITIONS, 1, config={"max.message.bytes": "10000"})
     for future in admin.create_topics([new]).values():
-        future.result(20)
+        future.result(240)
     worker.start()
-    assert worker.running.wait(60) == 2
+    assert worker.running.wait(300) == 2
     assert f"{worker.prefix}dead-letter: max.message.bytes is 10000, must be 16384 or more" in worker.log.read_text()

@@ -48,7 +48,7 @@ def test_what_is_lost_doubled_or_altered_is_seen_and_nothing_else(
     topics = [f"{topic_prefix}{name}" for name in ("routed", "clean")]
     admin = AdminClient({"bootstrap.servers": kafka})
     for created in admin.create_topics([NewTopic(topic, 2, 1) for topic in topics]).values():
-        created.result(30)
+        created.result(240)
     config = BatchingConfig(**SETTINGS)
     logs = [list(routed(partition, COUNT, BASE_MS)) for partition in range(2)]
     made = [batches(log, config) for log in logs]

@@ -38,7 +38,7 @@ def retry_topics(one: Job) -> None:
     names = [f"{one.prefix}writer.{name}" for name in ("retry", "again")]
     admin = AdminClient({"bootstrap.servers": one.kafka})
     for future in admin.create_topics([NewTopic(name, 2, 1) for name in names]).values():
-        future.result(60)
+        future.result(240)
 
 
 class Mover:
@@ -68,7 +68,7 @@ class Mover:
             if found is not None and found.error() is None:
                 topic = f"{self._one.prefix}writer.again"
                 producer.produce(topic, key=found.key(), value=found.value(), headers=found.headers())
-                producer.flush(30)
+                producer.flush(240)
                 self.moved += 1
         consumer.close()
 

@@ -146,21 +146,21 @@ def delete_until(one: Job, partition: int, offset: int) -> None:
     admin = AdminClient({"bootstrap.servers": one.kafka})
     place = TopicPartition(f"{one.prefix}batches", partition, offset)
     for future in admin.delete_records([place]).values():
-        future.result(30)
+        future.result(240)
 
 
 def make_again(one: Job) -> None:
     """Delete the topic and make it again with as many records as it had."""
     admin, name = AdminClient({"bootstrap.servers": one.kafka}), f"{one.prefix}batches"
     for future in admin.delete_topics([name], operation_timeout=30).values():
-        future.result(60)
-    deadline = time.monotonic() + 60
-    while name in admin.list_topics(timeout=30).topics and time.monotonic() < deadline:
+        future.result(240)
+    deadline = time.monotonic() + 600
+    while name in admin.list_topics(timeout=240).topics and time.monotonic() < deadline:
         time.sleep(0.2)
     while time.monotonic() < deadline:
         try:
             for future in admin.create_topics([NewTopic(name, 4, 1)]).values():
-                future.result(30)
+                future.result(240)
             break
         except KafkaException as error:  # the old one is still on its way out
             if "exists" not in str(error) and "marked for deletion" not in str(error):
@@ -208,7 +208,7 @@ def test_what_must_not_be_started_is_refused(job: Callable[..., Job], database: 
     delete_until(one, 0, 8)
     admin = AdminClient({"bootstrap.servers": one.kafka})
     for future in admin.create_partitions([NewPartitions(f"{one.prefix}batches", 4)]).values():
-        future.result(30)
+        future.result(240)
     until(
         lambda: len(admin.list_topics(f"{one.prefix}batches").topics[f"{one.prefix}batches"].partitions) == 4,
         one,

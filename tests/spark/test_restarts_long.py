@@ -108,7 +108,7 @@ def test_case_7_partitions_are_added_while_it_runs(job: Callable[..., Job], data
     until(lambda: rows(database) == 200, one)
     admin = AdminClient({"bootstrap.servers": one.kafka})
     for future in admin.create_partitions([NewPartitions(f"{one.prefix}batches", 5)]).values():
-        future.result(30)
+        future.result(240)
     produce(one, documents(30, 20), spread=5)
     until(lambda: rows(database) == 500, one)
     assert one.terminate() == 0, one.log()[-4000:]

@@ -68,11 +68,11 @@ def test_batches_and_dead_letters_go_through_tls_and_sasl(secured: Secured, tmp_
     client = kafka_clients.client(where, options)
     admin = AdminClient(client)
     for future in admin.create_topics([NewTopic(f"t.{name}", 2, 1) for name in ("batches", "dead-letter")]).values():
-        future.result(60)
+        future.result(240)
     producer = Producer(client)
     for value in [*documents(5), b"{"]:
         producer.produce("t.batches", value=value)
-    assert producer.flush(60) == 0
+    assert producer.flush(240) == 0
     one = Job(tmp_path, where, "t.", available_now=True, kafka_options=options)
     try:
         assert one.run() == 0, one.log()[-4000:]

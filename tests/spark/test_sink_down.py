@@ -52,12 +52,12 @@ def waits(one: Job) -> list[float]:
 def test_capacity_goes_back_it_goes_on_by_itself_and_ends_when_it_is_down_too_long(
     job: Callable[..., Job], database: str, store: Coordinator, tmp_path: Path
 ) -> None:
-    one = leased(job, database, store, tmp_path, sink_down_max_ms=15_000)
+    one = leased(job, database, store, tmp_path, sink_down_max_ms=20_000)
     produce(one, documents(60))
     one.start()
     until(lambda: rows(database) > 0, one)
     with postgres.away(database):
-        until(lambda: len(waits(one)) >= 3, one)
+        until(lambda: len(waits(one)) >= 2, one)
         until(lambda: not any(owners(store, RESOURCE).values()), one)
     until(lambda: total(database, "records") == 60, one)
     assert rows(database) == 600

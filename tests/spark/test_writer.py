@@ -55,12 +55,13 @@ def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: 
     assert one.wait() == 0
 
 
-@pytest.mark.timeout(2400)  # six starts of Spark
-def test_killed_at_random_and_started_again_no_row_is_lost_or_doubled(job: Callable[..., Job]) -> None:
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.soak)])
+def test_killed_at_random_and_started_again_no_row_is_lost_or_doubled(job: Callable[..., Job], kills: int) -> None:
     one = job(trigger_ms=1000)
     dice = random.Random(7)
     produce(one, documents(480))
-    for _ in range(5):
+    for _ in range(kills):
         before = one.rows()
         one.start()
         until(lambda before=before: one.rows() > before, one)

@@ -85,7 +85,7 @@ def create_topics(kafka: str, prefix: str, *, max_message_bytes: int = 1_000_000
     wanted += [NewTopic(prefix + "outbound", 4, 1)]
     admin = AdminClient({"bootstrap.servers": kafka})  # must live until all is answered
     for future in admin.create_topics(wanted).values():
-        future.result(30)
+        future.result(240)
 
 
 def read_topic(kafka: str, topic: str, partitions: int = 4) -> list[In]:
@@ -94,7 +94,7 @@ def read_topic(kafka: str, topic: str, partitions: int = 4) -> list[In]:
     records = []
     try:
         for partition in range(partitions):
-            first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)
+            first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=240)
             consumer.assign([TopicPartition(topic, partition, first)])
             got = 0
             while got < end - first:

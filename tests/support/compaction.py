@@ -29,18 +29,18 @@ def compacted(kafka: str, topic: str, values: list[bytes], gap: int) -> list[int
     """Make the topic, of one partition: `gap` offsets that are gone, a value, again as many, and the other values.
     Returns the offsets that are left."""
     admin = AdminClient({"bootstrap.servers": kafka})
-    admin.create_topics([NewTopic(topic, 1, 1, config=SETTINGS)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1, 1, config=SETTINGS)])[topic].result(240)
     gone, keys = [(b"gone", b"replaced")] * gap, [b"%d" % number for number in range(len(values))]
     keys[-2] = b"gone"  # the one that replaces them; the last is in the newest segment, which is never compacted
     first, *others, last = zip(keys, values, strict=True)
     producer, now_ms = Producer({"bootstrap.servers": kafka}), time.time_ns() // 1_000_000
     for key, value in [*gone, first, *gone, *others]:
         producer.produce(topic, key=key, value=value, timestamp=now_ms - 60_000)
-    assert producer.flush(30) == 0
+    assert producer.flush(240) == 0
     producer.produce(topic, key=last[0], value=last[1], timestamp=now_ms)  # so late that a segment begins
-    assert producer.flush(30) == 0
+    assert producer.flush(240) == 0
     with _often(admin):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while len(found := _offsets(kafka, topic)) > len(values):
             assert time.monotonic() < deadline, "the broker has not compacted the topic"
             time.sleep(0.2)
@@ -55,7 +55,7 @@ def _often(admin: AdminClient) -> Iterator[None]:
     def alter(entry: ConfigEntry) -> None:
         resource = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])
         for future in admin.incremental_alter_configs([resource]).values():
-            future.result(30)
+            future.result(240)
 
     alter(ConfigEntry(name, "200", incremental_operation=AlterConfigOpType.SET))
     try:

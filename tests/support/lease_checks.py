@@ -59,7 +59,7 @@ def owners(store: Told, resource: str) -> dict[int, int]:
 
 def held_until_ns(store: Told, resource: str, pid: int) -> int:
     """When an owner was last seen to hold something: the start of that look, so a slow machine makes it no later."""
-    deadline, seen_ns = time.monotonic() + 120, time.monotonic_ns()
+    deadline, seen_ns = time.monotonic() + 600, time.monotonic_ns()
     while True:
         now_ns = time.monotonic_ns()
         if not owners(store, resource).get(pid):

@@ -13,6 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.properties import Properties
 
 from headrace.mqtt import MqttBroker, mosquitto
+from tests.support.patience import PATIENCE
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ class Publisher:
         self._open.append(self._client.publish(topic, payload, qos, retain, properties))
 
     def confirm(self, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * PATIENCE
         for info in self._open:
             info.wait_for_publish(max(0.1, deadline - time.monotonic()))
             assert info.is_published()
@@ -70,7 +71,7 @@ class Subscriber:
         self._client.connect("127.0.0.1", port)
         self._client.loop_start()
         self._client.subscribe(filter_, qos=1)
-        assert subscribed.wait(10)
+        assert subscribed.wait(10 * PATIENCE)
 
     def close(self) -> None:
         self._client.disconnect()

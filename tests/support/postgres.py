@@ -70,10 +70,22 @@ def running(options: str = "") -> Iterator[Server]:
         subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, **user)
 
     def start() -> None:
-        run(str(where / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), "-o", settings, "start")
+        run(
+            str(where / "pg_ctl"),
+            "-D",
+            str(data),
+            "-w",
+            "-t",
+            "600",
+            "-l",
+            str(folder / "log"),
+            "-o",
+            settings,
+            "start",
+        )
 
     def stop() -> None:
-        run(str(where / "pg_ctl"), "-D", str(data), "-w", "-m", "immediate", "stop")
+        run(str(where / "pg_ctl"), "-D", str(data), "-w", "-t", "600", "-m", "immediate", "stop")
 
     def restart() -> None:
         stop()
@@ -107,7 +119,19 @@ def away(url: str) -> Iterator[None]:
 def _control(data: str, *what: str) -> None:
     where = binaries()
     assert where is not None
-    command = [str(where / "pg_ctl"), "-D", data, "-w", "-m", "immediate", "-l", f"{Path(data).parent}/log", *what]
+    command = [
+        str(where / "pg_ctl"),
+        "-D",
+        data,
+        "-w",
+        "-t",
+        "600",
+        "-m",
+        "immediate",
+        "-l",
+        f"{Path(data).parent}/log",
+        *what,
+    ]
     user = {"user": "postgres"} if os.geteuid() == 0 else {}
     subprocess.run(command, check=True, cwd=Path(data).parent, stdout=subprocess.DEVNULL, **user)
 

@@ -60,4 +60,4 @@ def put(kafka: str, topic: str, records: Iterable[Record | Emission], time_ms: i
         headers = list(one.headers)
         producer.produce(topic, one.value, one.key, one.partition or 0, timestamp=at_ms or 0, headers=headers)
         producer.poll(0)
-    assert producer.flush(60) == 0
+    assert producer.flush(240) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import subprocess
 import sys
@@ -12,15 +13,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from headrace.kafka import free_port
+from tests.support.patience import PATIENCE
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Wait for a condition with a deadline."""
-    deadline = time.monotonic() + seconds
+    """Wait for a condition with a deadline, `PATIENCE` times as far away."""
+    deadline = time.monotonic() + seconds * PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds * PATIENCE} s: {what}"
         time.sleep(0.02)
 
 
@@ -50,9 +52,12 @@ class ServiceProcess:
 
     def get(self, path: str) -> str:
         """The body of an answer. Raises `HTTPError` for one that is no success, `OSError` if nobody answers."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
-            body: bytes = response.read()
-            return body.decode()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as response:
+                body: bytes = response.read()
+        except http.client.HTTPException as error:  # it ended in the middle of its answer
+            raise ConnectionResetError(repr(error)) from error
+        return body.decode()
 
     def kill(self) -> None:
         """kill -9."""
@@ -62,7 +67,7 @@ class ServiceProcess:
     def terminate(self) -> int:
         """SIGTERM; returns the exit code."""
         self.running.terminate()
-        return self.running.wait(40)
+        return self.running.wait(40 * PATIENCE)
 
     def end(self) -> None:
         """Make sure that nothing is left running."""

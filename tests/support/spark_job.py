@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -24,6 +23,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.jars import connector_jars
+from headrace.kafka import free_port
 from tests.unit.spark.fakes import document, member
 
 PARTITIONS = 2
@@ -44,7 +44,7 @@ class Job:
 
     def __init__(self, folder: Path, kafka: str, prefix: str, **changes: Any) -> None:
         self.folder, self.kafka, self.prefix = folder, kafka, prefix
-        self.port = _free_port()
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
         settings: dict[str, Any] = {
             "job": "writer",
@@ -104,7 +104,7 @@ class Job:
         """Kill what still runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(30)
+            self.process.wait(300)
 
     def send(self, number: int) -> None:
         assert self.process is not None
@@ -130,9 +130,9 @@ class Job:
     def metrics(self) -> dict[str, float]:
         """By name and labels; empty as long as nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
                 lines = answer.read().decode().splitlines()
-        except (urllib.error.URLError, ConnectionError):
+        except (OSError, http.client.HTTPException):
             return {}
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
@@ -153,12 +153,6 @@ def _toml(values: Mapping[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     return value.isoformat() if isinstance(value, datetime) else json.dumps(value)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(holds: Callable[[], Any], job: Job, seconds: float = 900, *, dead: bool = False) -> None:
@@ -184,7 +178,7 @@ def produce(
             headers=headers or {},
             **where,
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(240) == 0
 
 
 def produce_in_transactions(job: Job, values: list[bytes]) -> None:
@@ -196,7 +190,7 @@ def produce_in_transactions(job: Job, values: list[bytes]) -> None:
             producer.begin_transaction()
             for number, value in enumerate(part):
                 producer.produce(f"{job.prefix}batches", value=value, partition=number % PARTITIONS)
-            producer.flush(30)
+            producer.flush(240)
             producer.commit_transaction(60) if good else producer.abort_transaction(60)
 
 
@@ -205,7 +199,7 @@ def consume(job: Job, topic: str, count: int) -> list[Any]:
     consumer = Consumer({**settings, "enable.auto.commit": False})
     consumer.subscribe([f"{job.prefix}{topic}"])
     found: list[Any] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while len(found) < count and time.monotonic() < deadline:
         message = consumer.poll(0.5)
         if message is not None and message.error() is None:
@@ -219,7 +213,7 @@ def written(job: Job, topic: str) -> int:
     consumer = Consumer({"bootstrap.servers": job.kafka, "group.id": "count"})
     try:
         places = [TopicPartition(f"{job.prefix}{topic}", number) for number in range(PARTITIONS)]
-        return sum(consumer.get_watermark_offsets(place, timeout=30)[1] for place in places)
+        return sum(consumer.get_watermark_offsets(place, timeout=240)[1] for place in places)
     finally:
         consumer.close()
 
@@ -269,4 +263,4 @@ def create_topics(kafka: str, prefix: str, partitions: int = PARTITIONS) -> None
     admin = AdminClient({"bootstrap.servers": kafka})
     topics = [NewTopic(f"{prefix}{name}", partitions, 1) for name in ("batches", "dead-letter")]
     for future in admin.create_topics(topics).values():
-        future.result(30)
+        future.result(240)

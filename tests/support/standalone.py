@@ -19,7 +19,7 @@ from headrace.java import java
 
 HOME = Path(pyspark.__file__).parent
 SUBMIT = HOME / "bin" / "spark-submit"
-READY_S = 120
+READY_S = 600
 SMALL = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _OPENS = ("base/java.lang", "base/java.lang.invoke", "base/java.nio", "base/java.util", "base/sun.nio.ch",
           "base/java.util.concurrent", "base/java.net")  # fmt: skip
@@ -124,6 +124,6 @@ def submit(master: str, archive: Path, jars: str, conf: Mapping[str, str], *job:
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         text: Any = answer.read().decode(errors="replace")
     return str(text)

@@ -120,7 +120,7 @@ def produce(kafka: str, topic: str, records: Iterable[tuple[int, bytes, bytes]])
             except BufferError:
                 producer.poll(0.1)
         count += 1
-    assert producer.flush(60) == 0
+    assert producer.flush(240) == 0
     assert not errors, errors[:3]
     return count
 
@@ -143,7 +143,7 @@ def read_all(kafka: str, topic: str, partitions: int = 4) -> list[Output]:
     try:
         for partition in range(partitions):
             tp = TopicPartition(topic, partition, OFFSET_BEGINNING)
-            first, end = consumer.get_watermark_offsets(tp, timeout=20)
+            first, end = consumer.get_watermark_offsets(tp, timeout=240)
             consumer.assign([TopicPartition(topic, partition, first)])
             got = 0
             while got < end - first:

@@ -12,6 +12,7 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from headrace.endpoints import Endpoints
+from tests.support.patience import PATIENCE
 
 Message = tuple[str, bytes]
 
@@ -51,11 +52,16 @@ class Fleet:
         self._thread.start()
         return self
 
+    @property
+    def running(self) -> bool:
+        """Whether it publishes, and has met no error."""
+        return self._thread is not None and self._thread.is_alive()
+
     def stop(self) -> None:
         """Stop after the last acknowledgement. Raises what went wrong while publishing."""
         self._stop.set()
         assert self._thread is not None
-        self._thread.join(60)
+        self._thread.join(60 * PATIENCE)
         assert not self._thread.is_alive()
         if self._failed is not None:
             raise self._failed

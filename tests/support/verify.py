@@ -34,7 +34,7 @@ def read_log(kafka: str, topic: str, partitions: int) -> Log:
     log: Log = {}
     for partition in range(partitions):
         place = TopicPartition(topic, partition, 0)
-        _, end = consumer.get_watermark_offsets(place, timeout=20)
+        _, end = consumer.get_watermark_offsets(place, timeout=240)
         consumer.assign([place])
         records = log.setdefault(partition, [])
         while (records[-1].offset + 1 if records else 0) < end:

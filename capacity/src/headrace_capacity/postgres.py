@@ -31,7 +31,7 @@ LOCK = (
 )
 LOOK = f"SELECT state, {NOW} FROM hr_lease WHERE resource = %s"
 WRITE = "UPDATE hr_lease SET state = %s WHERE resource = %s"
-DUPLICATES = (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable)
+DUPLICATES = (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject)
 
 
 class PostgresStore(KeptStore[psycopg.Connection[Any]]):

@@ -85,7 +85,9 @@ METHOD = st.sampled_from([b"GET", b"GET", b"GET", b"HEAD", b"POST", b"DELETE", b
 
 
 @seed(21)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(METHOD, TARGET, st.sampled_from([b"", b"If-None-Match: *\r\n", b"If-None-Match: \xff,\r\n", b"X: \x01\r\n"]))
 def test_bytes_that_no_client_would_send_are_answered(
     address: Address, method: bytes, target: bytes, header: bytes

@@ -80,7 +80,9 @@ def compacted(dice: random.Random, log: list[Change]) -> list[Change]:
     return [c for c in log if c.offset >= head or newest[c.key] == c.offset]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.integers(0, 2**32), st.booleans())
 def test_at_the_end_the_replica_is_the_owners_state(
     tmp_path_factory: pytest.TempPathFactory, seed: int, live_before: bool
@@ -107,7 +109,9 @@ def test_at_the_end_the_replica_is_the_owners_state(
     assert content(path) == state.snapshot()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.integers(0, 2**32))
 def test_a_compacted_log_gives_the_same(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     path, dice = tmp_path_factory.mktemp("replica") / "replica.db", random.Random(seed)

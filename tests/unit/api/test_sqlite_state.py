@@ -13,7 +13,9 @@ from headrace_api.sqlite_state import SqliteState, connect
 KEY = st.binary(min_size=1, max_size=3)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(st.lists(st.tuples(KEY, st.none() | st.binary(max_size=2)), max_size=30), KEY, KEY)
 def test_a_scan_is_in_byte_order_and_sees_one_partition_only(
     tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[bytes, bytes | None]], start: bytes, stop: bytes

@@ -172,13 +172,9 @@ def test_a_broker_that_ignores_the_window_is_held_back_by_not_reading(tmp_path: 
     rig.outlet.holding = True
     peer.send(b"".join(publish(b"te/a", b"%d" % number, number) for number in range(1, 501)))
     until(lambda: rig.number("in_flight") == 10, "the window is full")
-    pings = 0
-    end = time.monotonic() + 3
-    while time.monotonic() < end:
+    for _ in range(5):  # half a keep-alive each
         assert peer.packet() == b"\xc0", "nothing but PINGREQ"
         peer.send(b"\xd0\0")
-        pings += 1
-    assert pings >= 3
     assert len(rig.outlet.sent) == 10
     rig.outlet.holding = False
     for number in range(1, 501):

@@ -92,8 +92,8 @@ def test_what_waits_while_nothing_goes_out_anywhere_is_taken_back() -> None:
 def test_progress_of_another_owner_is_progress() -> None:
     busy = Pacer(ProvisionedResource(1000), quarantine=False, max_wait_ms=1_000, elsewhere=lambda: True)
     try:
-        busy.pause(4_000, "instance")
         began = time.monotonic_ns()
+        busy.pause(4_000, "instance")
         assert busy.run(1, lambda at_ns: at_ns) - began >= 3 * SECOND_NS
     finally:
         busy.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,18 @@ def test_that_no_port_is_free_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ports, "is_free", lambda _: False)
     with pytest.raises(OSError, match="no free port"):
         Ports({"kafka": 9092})
+
+
+def test_a_port_for_later_is_below_the_outgoing_ones_and_given_once() -> None:
+    """By this process, by another one, and though nobody listens yet; the oldest go back when there are many."""
+    found = [ports.free_port() for _ in range(ports.KEPT)]
+    assert len(set(found)) == ports.KEPT
+    outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    assert max(found) < (int(outgoing.read_text().split()[0]) if outgoing.exists() else 32_768)
+    held = [port for port in found if not ports._hold(port)]
+    assert len(held) == (ports.KEPT if sys.platform == "linux" else 0)
+    ports.free_port()
+    again = ports._hold(found[0])
+    assert again is not False
+    if again:
+        again.close()

@@ -29,7 +29,7 @@ def test_the_death_of_the_terminal_is_noticed_behind_a_leader_that_waits(tmp_pat
     if leader == 0:  # a shell that ignores SIGHUP and waits, as make does
         script = 'trap \'\' HUP; "$0" -c "$1" "$2"; true'
         os.execvp("sh", ["sh", "-c", script, sys.executable, PROGRAM, str(said)])
-    assert wait_for(lambda: said.exists() and said.read_text() == "up", 30)
+    assert wait_for(lambda: said.exists() and said.read_text() == "up", 150)
     os.close(terminal)
-    assert wait_for(lambda: said.read_text() == "SIGHUP", 30)
+    assert wait_for(lambda: said.read_text() == "SIGHUP", 150)
     os.waitpid(leader, 0)

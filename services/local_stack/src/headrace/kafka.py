@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -20,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from headrace import child_exec
 from headrace.jars import kafka_jars
 from headrace.java import java
+from headrace.ports import free_port as free_port
 from headrace_core.errors import HeadraceError
 
 MESSAGE_BYTES = 9_000_000  # above the 8 MiB record batches of the changelogs
@@ -171,14 +171,6 @@ class KafkaServer:
                 f"{settings['listener.security.protocol.map']},{name}:{protocol}"
             )
         return "".join(f"{name}={value}\n" for name, value in (settings | self._more).items())
-
-
-def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _base64_uuid(value: uuid.UUID) -> str:

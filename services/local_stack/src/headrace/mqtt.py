@@ -21,7 +21,7 @@ from headrace import child_exec
 from headrace.kafka import free_port
 from headrace_core.errors import HeadraceError
 
-READY_S = 20
+READY_S = 120
 STOP_S = 10
 QUEUED_MESSAGES = 1_000_000
 PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/opt/homebrew/bin", "/usr/local/opt/mosquitto/sbin")

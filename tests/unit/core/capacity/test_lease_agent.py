@@ -133,7 +133,7 @@ def test_a_new_capacity_goes_through_the_store_and_comes_into_force() -> None:
     assert not change.reached()
     for at_ms in (1000, 2000, 3000):
         owner.exchange(at_ms)
-    assert change.wait(20)
+    assert change.wait(200)
     assert owner.resource.capacity == 2500
 
 
