@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from headrace import cli
 from headrace.kafka import free_port
 from headrace_capacity.coordinator import Coordinator, CoordinatorStore
+from headrace_capacity.postgres import PostgresStore
 from headrace_core.capacity.errors import CapacityConfig, LeaseStoreUnavailable, UnknownResource
 from headrace_core.capacity.protocol import Claim, LeaseRequest, ResourceConfig
 from headrace_core.errors import HeadraceError
@@ -57,6 +58,20 @@ def test_a_decrease_is_in_force_when_its_owners_confirmed_it(coordinator: Coordi
     coordinator.sync(LeaseRequest(resource="db", owner="a", seq=2, want=10, **confirmed), 5_000)  # type: ignore[arg-type]
     waited = invoke("set", "db", "--shared", "60", "--ramp", "5/1000", "--wait", "5")
     assert (waited.exit_code, "configuration 3 of db is in force" in waited.output) == (0, True)
+
+
+def test_a_change_that_a_store_keeps_in_memory_is_told_with_what_that_means(coordinator: CoordinatorStore) -> None:
+    assert coordinator.status("db").config_version == 1
+    said = " ".join(invoke("set", "db", "--shared", "50").output.split())
+    assert "keeps it in memory" in said
+    assert "Change that too" in said
+    with server() as url:
+        kept = PostgresStore(url)
+        kept.provision(ResourceConfig(resource="db", shared_capacity=100, factor=10))
+        said = invoke("set", "db", "--shared", "50", "--store", url).output
+        kept.close()
+    assert said.startswith("configuration 2 of db is in force")
+    assert "in memory" not in said
 
 
 def test_how_partitions_change_their_owner_can_be_changed(coordinator: CoordinatorStore) -> None:

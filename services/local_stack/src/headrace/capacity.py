@@ -20,6 +20,10 @@ from headrace_core.capacity.protocol import Capacity, Handover, LeaseRequest, Ra
 from headrace_core.errors import HeadraceError
 
 FAILED = 1
+FORGETS = (
+    "This store keeps it in memory (a Redis: unless it persists). Its restart does not undo it while a user of the"
+    " resource runs; after an end of all of them, what they are configured with holds. Change that too."
+)
 app = typer.Typer(no_args_is_help=True, help="The capacity that many writers share.")
 Resource = Annotated[str, typer.Argument(help="name of the resource")]
 Store = Annotated[
@@ -83,6 +87,8 @@ def change(
     in_force = InForce(opened, resource, version).wait(int(wait_s * 1000))
     opened.close()
     out.print(f"configuration {version} of {resource}" + (" is in force" if in_force else ", not yet in force"))
+    if not opened.durable:
+        out.print(FORGETS)
     if wait_s and not in_force:
         raise typer.Exit(FAILED)
 
