@@ -117,6 +117,14 @@ def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
     refused = invoke("status", "db", "--token-file", str(tmp_path / "other"))
     assert isinstance(refused.exception, LeaseStoreUnavailable)
     assert "wrong token" in str(refused.exception)
+    (tmp_path / "other").write_bytes(b"\xff")
+    for file in ("other", "nothing", ""):
+        unread = invoke("status", "db", "--token-file", str(tmp_path / file))
+        assert isinstance(unread.exception, CapacityConfig)
+        assert unread.exception.field == "--token-file"
+    (tmp_path / "other").write_text("\n")
+    unread = invoke("status", "db", "--token-file", str(tmp_path / "other"))
+    assert "a coordinator needs its token" in str(unread.exception)
 
 
 def test_calibration_finds_the_lowest_cost_at_which_the_latency_holds() -> None:

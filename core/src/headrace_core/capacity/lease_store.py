@@ -53,7 +53,8 @@ def sync(state: LeaseState, request: LeaseRequest, now_ms: int) -> tuple[LeaseSt
     known = exchange.owners.get(request.owner)
     if known is not None and request.seq <= known.seq:
         return state, LeaseReply(stale=True, config_version=state.config_version)
-    exchange = _Exchange(remembered(exchange.state(), request), exchange.now_ms)
+    if request.config is not None:
+        exchange = _Exchange(remembered(exchange.state(), request), exchange.now_ms)
     exchange.note(request, known)
     exchange.hear(request)
     exchange.release(request)

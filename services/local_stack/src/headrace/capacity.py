@@ -15,6 +15,7 @@ from rich.table import Table
 
 from headrace.calibration import calibrated
 from headrace_capacity.stores import ClosableStore, open_store
+from headrace_core.capacity.errors import CapacityConfig
 from headrace_core.capacity.in_force import InForce
 from headrace_core.capacity.protocol import Capacity, Handover, LeaseRequest, RampSetting, StoreStatus
 from headrace_core.errors import HeadraceError
@@ -141,7 +142,12 @@ def calibrate(
 
 
 def _opened(store: str, token_file: Path | None) -> ClosableStore:
-    token = token_file.read_text().strip() if token_file is not None else ""
+    try:
+        token = token_file.read_text(encoding="utf-8").strip() if token_file is not None else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise CapacityConfig("--token-file", f"cannot be read: {error}") from None
+    if not token and store.startswith("tcp://"):
+        raise CapacityConfig("--token-file", "a coordinator needs its token (or HEADRACE_CAPACITY_TOKEN_FILE)")
     return open_store(store, token=token, call_timeout_ms=5_000)
 
 
