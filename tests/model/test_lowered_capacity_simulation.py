@@ -50,7 +50,7 @@ class Mute(LeaseAgent):
 
 def largest_second(seed: int, agent: type[LeaseAgent]) -> int | None:
     """The most in any second that begins a second after the decrease was in force, with a restart then; None if it
-    was not in force in time."""
+    was not in force in time, or no owner that lives had been told of it by then."""
     run = Lowered(seed, Build(agent=agent))
     run.go(3_000)
     version = run.store.configure("default", shared_capacity=LOW)
@@ -62,6 +62,8 @@ def largest_second(seed: int, agent: type[LeaseAgent]) -> int | None:
         return None
     in_force_ms = run.now_ms
     run.go(in_force_ms + 1_000)
+    if not any(process.alive and process.agent._config_version == version for process in run.processes):
+        return None  # nobody was told of it yet, so nobody can tell it
     run.store.restart()
     run.go()
     after = ((at_ms * NS_PER_MS, cost) for at_ms, cost in run.dispatched if at_ms >= in_force_ms + 1_000)
