@@ -22,6 +22,7 @@ import pytest
 
 from headrace.kafka import free_port
 from headrace_capacity.coordinator import Coordinator
+from headrace_core.capacity.errors import UnknownResource
 from tests.support.lease_servers import TOKEN, terminate_backends
 from tests.support.never_over import Spenders, assert_never_over, judged, used
 from tests.support.postgres import running
@@ -123,19 +124,49 @@ def short_of(spenders: Spenders, seconds: float) -> bool:
 def alternating(folder: Path, build: str, handover: str = "wait") -> list[tuple[int, int, int]]:
     """Two owners that want everything in turns, in few large operations: small smooth ones hide what is wrong."""
     plan = {"build": build, "costs": (LARGE,), "buffer": 1}
-    return _undisturbed(folder, [{"demand": "odd", **plan}, {"demand": "even", **plan}], handover=handover)
+
+    def begin(spenders: Spenders, _store: Coordinator) -> None:
+        for demand in ("odd", "even"):
+            spenders.start(demand=demand, **plan)
+
+    return _undisturbed(folder, begin, broken=bool(build), handover=handover)
 
 
 def late_reply(folder: Path, build: str) -> list[tuple[int, int, int]]:
-    """One owner has everything by a reply that is 2.5 s late and hears nothing more, while another wants everything."""
-    return _undisturbed(folder, [{"demand": "all", "build": build, "late_after": 20}, {"demand": "all"}], pause_s=4)
+    """One owner has everything by a reply that is 2.5 s late and hears nothing more, while another wants everything.
+    The other is there before and wants nothing yet, so it does not matter how long processes take to start."""
+
+    def begin(spenders: Spenders, store: Coordinator) -> None:
+        go = folder / f"{spenders.made}.go"
+        _until(lambda: not _holding(store, spenders), "a lease of an earlier process did not end")
+        spenders.start(demand="all", go=str(go))
+        _until(lambda: len(_holding(store, spenders)) == 1, "the second owner did not call")
+        spenders.start(demand="all", build=build, late_after=20)
+        _until(lambda: 20 in _holding(store, spenders), "the first owner did not get everything")
+        go.touch()
+
+    return _undisturbed(folder, begin, broken=bool(build))
+
+
+def _holding(store: Coordinator, spenders: Spenders) -> list[int]:
+    """How many partitions each owner has that the store knows."""
+    try:
+        return [each.partitions for each in store.status(spenders.folder.name).owners]
+    except UnknownResource:
+        return []
+
+
+def _until(holds: Callable[[], bool], wrong: str) -> None:
+    deadline = time.monotonic() + FOUND_S
+    while not holds():
+        assert time.monotonic() < deadline, wrong
+        time.sleep(0.02)
 
 
 def _undisturbed(
-    folder: Path, plans: list[dict[str, Any]], pause_s: float = 0, handover: str = "wait"
+    folder: Path, begin: Callable[[Spenders, Coordinator], None], *, broken: bool, handover: str = "wait"
 ) -> list[tuple[int, int, int]]:
     """A build that is to be found broken runs until it is, and a whole one as long as such a build usually does."""
-    broken = any(plan.get("build") for plan in plans)
     store = Coordinator(TOKEN, cold=True).start()
     spenders = Spenders(folder, store.address, TOKEN, 0, handover)
 
@@ -146,9 +177,7 @@ def _undisturbed(
     try:
         while True:
             before = len(spenders.spent())
-            for plan in plans:
-                spenders.start(**plan)
-                time.sleep(pause_s)
+            begin(spenders, store)
             spenders.until_spending(before)
             ends = time.monotonic() + CONTROL_S
             while not found() and (

@@ -176,6 +176,17 @@ def test_what_blobs_cannot_do_is_refused_by_name(owner: Callable[..., Owner], co
         AzureBlobStore(connection, "leases").status("unknown")
 
 
+@pytest.mark.parametrize("other", [{"shared_capacity": 80}, {"factor": 20}, {"shared_capacity": 30}])
+def test_an_owner_with_another_capacity_is_refused(owner: Callable[..., Owner], other: dict[str, Any]) -> None:
+    """It would take its own worth for each blob, and the sum of all be above the capacity of both."""
+    first = owner()
+    with pytest.raises(CapacityConfig, match=r'made for \{"factor": 10, "shared_capacity": 40\}, not for') as wrong:
+        owner(**other)
+    assert wrong.value.field == "shared_capacity"
+    assert len(first.sync_until(4, 4).grants) == 4
+    owner(ttl_ms=20_000)
+
+
 def test_an_unreachable_service_is_an_error_and_never_a_grant(owner: Callable[..., Owner]) -> None:
     known = owner()
     with black_hole() as port:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.kafka import free_port
 from headrace_capacity.coordinator import Coordinator
@@ -48,6 +50,19 @@ def dispatched(log: Path) -> list[tuple[int, int, int]]:
     """(moment, cost, pid) of every whole line."""
     lines = [line.split() for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return sorted((int(at), int(cost), int(pid)) for at, cost, pid in lines)
+
+
+def test_a_job_that_is_configured_otherwise_is_told_in_its_log(server: str) -> None:
+    first = capacity.in_every_process(settings(server))()
+    first.run(1, lambda _: None)
+    with capture_logs() as logged:
+        other = capacity.in_every_process(msgspec.structs.replace(settings(server), capacity=2 * CAPACITY))()
+        until(lambda: any(line["event"] == "capacity configured otherwise" for line in logged), "it is logged")
+        other.run(1, lambda _: None)
+    first.stop()
+    other.stop()
+    (told,) = [line for line in logged if line["event"] == "capacity configured otherwise"]
+    assert "shared_capacity is 400 there and 800 here, factor is 20 there and 40 here" in told["detail"]
 
 
 def test_processes_share_one_capacity_and_what_a_killed_one_had_comes_back(server: str, tmp_path: Path) -> None:

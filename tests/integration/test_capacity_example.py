@@ -14,6 +14,32 @@ from headrace.windows import highest
 from tests.support.docker import REPOSITORY
 from tests.support.postgres import server
 
+GUIDE = REPOSITORY / "docs" / "capacity.md"
+AS_IN_THE_GUIDE = """
+import sys, time, importlib.abc, psycopg
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"pyspark", "confluent_kafka", "faust", "headrace", "headrace_spark"}:
+            raise ImportError(f"{name} is not installed")
+
+sys.meta_path.insert(0, Missing())
+url, requests = sys.argv[1], [range(first, first + 10) for first in range(0, 300, 10)]
+
+def insert(batch):
+    with psycopg.connect(url) as connection:
+        for operation in batch:
+            connection.cursor().executemany("INSERT INTO guide VALUES (%s)", [(row,) for row in operation.payload])
+
+def failed(batch, error):
+    print(batch[0].payload, error, file=sys.stderr)
+
+began = time.monotonic()
+"""
+ITS_END = """
+assert left == [], left
+assert time.monotonic() - began > 1, "row 201 goes out a second after row 1, at the earliest"
+"""
 EXAMPLE = REPOSITORY / "capacity" / "examples" / "paced_inserts.py"
 LIMIT = 200
 
@@ -46,6 +72,18 @@ def test_three_processes_share_a_capacity_without_spark_or_kafka(url: str) -> No
     assert sent[-1][0] - sent[0][0] > 3_000_000_000, "900 rows at 200 a second"
     # at arrival, not at dispatch: a request of ten rows may be late, and a second one then comes right after it
     assert highest(sent) < 2 * LIMIT
+
+
+def test_the_example_in_the_guide_runs_as_written_without_spark_or_kafka(url: str) -> None:
+    text = GUIDE.read_text(encoding="utf-8").partition("## Without Spark or Kafka")[2]
+    code = text.partition("```python\n")[2].partition("```")[0]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE guide (value int)")
+        whole = [sys.executable, "-c", AS_IN_THE_GUIDE + code + ITS_END, url]
+        ran = subprocess.run(whole, capture_output=True, timeout=150, check=False)
+        assert (ran.returncode, ran.stderr) == (0, b"")
+        found = connection.execute("SELECT count(*), count(DISTINCT value) FROM guide").fetchone()
+    assert found == (300, 300)
 
 
 def test_what_fails_is_tried_again_and_the_process_ends(url: str) -> None:

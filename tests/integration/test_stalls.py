@@ -19,9 +19,9 @@ from tests.support.streams_worker import StreamsWorker, produce, read_all, until
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
 STALLED = 70
+DEAF = "tests.support.deaf_stage:DeafStage"
 STALL_S = "5"
 """The watchdog counts 3 s at most for a moment in which the machine did not let the worker run."""
-DEAF = "tests.support.deaf_stage:DeafStage"
 RACING = "tests.support.racing_stage:RacingStage"
 
 

@@ -46,7 +46,7 @@ def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: 
     assert (refused["element"], refused["payload"]) == (1, bad_member.decode())
     assert dict(letters["null_value"].headers())["id"].decode() == "writer:{partition}:{offset}:1".format(**refused)
     assert largest_window(one) <= 400
-    assert one.health() == 200
+    until(lambda: one.health() == 200, one)
     one.send(signal.SIGTERM)
     assert one.wait() == 0
     one.start()

@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -125,7 +124,7 @@ class Job:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
-        except (OSError, http.client.HTTPException):
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
             return 0
 
     def metrics(self) -> dict[str, float]:

@@ -34,7 +34,8 @@ REAL_WALL = time.time
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`demand`: "random", or "odd"/"even": all or nothing in turns of `turn_s`. `wall_s`: how wrong the wall clock is.
-    `late_after`: from the first reply with so many partitions on, replies are 2.5 s late, and then none comes."""
+    `go`: it wants nothing before there is such a file. `late_after`: from the first reply with so many partitions on,
+    replies are 2.5 s late, and then none comes."""
 
     store: str
     token: str
@@ -47,6 +48,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     build: Literal["", "slice", "quarantine", "reply", "silent"] = ""
     handover: Handover = "wait"
     late_after: int = 0
+    go: str = ""
     costs: tuple[int, ...] = COSTS
     buffer: int = 200
 
@@ -133,6 +135,8 @@ class Spender:
 
     def _turn(self) -> tuple[float, float]:
         """Wanted share of the limit, and for how many seconds."""
+        if self.plan.go and not os.path.exists(self.plan.go):
+            return 0.0, 0.05
         if self.plan.demand == "random":
             return self.rng.choice((0.0, 0.1, 0.5, 1.0, 3.0)), self.rng.uniform(1, 6)
         if self.plan.demand == "all":

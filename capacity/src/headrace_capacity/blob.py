@@ -8,12 +8,13 @@ nothing but that, so all else is the owner's own doing, here in the client of ea
 
 A partition counts only a quarantine after its lease was acquired, as its last owner may have used it until then. There
 are no shares, weights, heads, reserve slots or pauses across owners, and the capacity is what each owner is configured
-with: give all of them the same. Tries are in random order with random pauses of at most `max_interval_ms`, so that
-owners who start together do not meet at the same blob each time.
+with: it must be the same for all, so the first blob says what it was made for. Tries are in random order with random
+pauses of at most `max_interval_ms`, so that owners who start together do not meet at the same blob each time.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -45,6 +46,8 @@ LEASE_S = (15, 60)
 """What the service takes as the length of a lease, in whole seconds."""
 NS_PER_MS = 1_000_000
 CONFLICT = (409, 412)
+MADE_FOR = "madefor"
+"""Metadata of a resource's first blob."""
 
 
 @dataclass(slots=True)
@@ -68,7 +71,8 @@ class AzureBlobStore:
 
     `connection`: an Azure Storage connection string. Its events are `created-container`, `verified-container`,
     `created-blob` and `verified-blob` (capacity.md 10). The lease time of the resource must be 15 to 60 whole seconds
-    (`AZURE_BLOB_LEASE`). Raises `CapacityConfig` for another one, and for changes at run time.
+    (`AZURE_BLOB_LEASE`). Raises `CapacityConfig` for another one, for changes at run time, and where the blobs were
+    made for another capacity or factor.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class AzureBlobStore:
         def work(container: ContainerClient) -> None:
             self._make_container(container)
             for index in range(resource.count(by_dimension(resource.shared_capacity))):
-                self._make_blob(container, resource.resource, index)
+                self._make_blob(container, resource, index)
 
         self._caller.run(work, self._provision_ms)
         self._configs.setdefault(resource.resource, resource)
@@ -173,11 +177,17 @@ class AzureBlobStore:
         else:
             self._emit("created-container", 0)
 
-    def _make_blob(self, container: ContainerClient, resource: str, index: int) -> None:
-        blob = container.get_blob_client(f"{resource}/{index}")
+    def _make_blob(self, container: ContainerClient, resource: ResourceConfig, index: int) -> None:
+        blob = container.get_blob_client(f"{resource.resource}/{index}")
         try:
-            blob.upload_blob(b"", overwrite=False)
+            blob.upload_blob(b"", overwrite=False, metadata={MADE_FOR: _cut(resource)} if index == 0 else None)
         except ResourceExistsError:
+            made_for = blob.get_blob_properties().metadata.get(MADE_FOR) if index == 0 else None
+            if made_for not in (None, _cut(resource)):
+                known = f"the blobs of {resource.resource!r} were made for {made_for}, not for {_cut(resource)}"
+                raise CapacityConfig(
+                    "shared_capacity", f"{known}; to change it end all users and delete them"
+                ) from None
             self._emit("verified-blob", index)
         else:
             self._emit("created-blob", index)
@@ -282,6 +292,13 @@ def _tried(call: Callable[[], object]) -> bool:
             return False
         raise
     return True
+
+
+def _cut(config: ResourceConfig) -> str:
+    """What all owners must have alike, so that a blob is worth the same to each. Each decides by its own configuration:
+    with another one the sum of what they hold would be above the capacity of both."""
+    cut = {"factor": config.factor} if config.partitions is None else {"partitions": config.partitions}
+    return json.dumps({"shared_capacity": config.shared_capacity, **cut}, sort_keys=True)  # ASCII: it is a header
 
 
 def _count(config: ResourceConfig) -> int:

@@ -4,7 +4,9 @@
 
 It keeps nothing: after a restart owners may still hold what an earlier coordinator granted, so it *learns* until
 ttl + quarantine after its start and then grants under epochs above every earlier one (the generation is above the wall
-clock's second). `cold=True` says that no owner of an earlier coordinator can be left, and skips the learning time.
+clock's second). What was changed at run time, and a pause, it hears of from the owners that were told
+(`config_change`); where none is left, the resource is what its next user provisions. `cold=True` says that no owner of
+an earlier coordinator can be left, and skips the learning time.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ class Coordinator:
             first: float | None = time.monotonic() + self._patience_s
             while (call := channel.receive_call(first)) is not None:
                 if not hmac.compare_digest(call.token.encode(), self._token.encode()):
-                    channel.send(wire.Refused(wire.WRONG_TOKEN, "", "wrong token"))
+                    channel.send(wire.Refused(wire.WRONG_TOKEN, "", "wrong token; it was started with another one"))
                     return
                 first = None
                 channel.send(self._answer(call))
@@ -167,6 +169,8 @@ class CoordinatorStore:
     A forked child must make its own. Raises ValueError for an address that is none.
     """
 
+    durable = False
+
     def __init__(self, address: str, token: str, *, call_timeout_ms: int = 2_000) -> None:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         if not host or not port.isdecimal():
@@ -211,11 +215,11 @@ class CoordinatorStore:
                 self._drop()
         except (OSError, ValueError) as error:
             self._drop()
-            raise LeaseStoreUnavailable(f"the coordinator at {self._host}:{self._port}: {error}") from error
+            raise LeaseStoreUnavailable(f"the coordinator at tcp://{self._host}:{self._port}: {error}") from error
         finally:
             self._guard.release()
         if isinstance(answer, wire.Refused):
-            raise wire.raised(answer)
+            raise wire.raised(answer, f"tcp://{self._host}:{self._port}")
         return answer
 
     def _opened(self, deadline_s: float) -> wire.Channel:

@@ -30,6 +30,8 @@ _decoder = msgspec.json.Decoder(LeaseState)
 class KeptStore(ABC, Generic[Connection]):
     """`LeaseStore` over a server that keeps bytes. `call_timeout_ms`: for the calls that name no limit themselves."""
 
+    durable = True
+
     def __init__(self, name: str, call_timeout_ms: int) -> None:
         self._timeout_ms = call_timeout_ms
         self._caller = Caller(self._connect, name=name)

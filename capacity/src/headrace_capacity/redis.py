@@ -40,6 +40,8 @@ return 1
 class RedisStore(KeptStore[Redis]):
     """`LeaseStore` at `url` (`redis://host:port/db`). A resource is one hash, `<prefix><resource>`, without expiry."""
 
+    durable = False  # only if that server persists
+
     def __init__(
         self, url: str, *, prefix: str = "hr:lease:", cold: bool = False, call_timeout_ms: int = 2_000
     ) -> None:

@@ -18,6 +18,10 @@ from headrace_core.capacity.protocol import LeaseStore
 
 
 class ClosableStore(LeaseStore, Protocol):
+    """`durable`: it keeps what was configured when it is restarted, whoever runs."""
+
+    durable: bool
+
     def close(self) -> None: ...
 
 

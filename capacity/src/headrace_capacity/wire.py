@@ -152,8 +152,8 @@ def refusal(error: BatcherError) -> Refused:
             return Refused(error.code, "", str(error))
 
 
-def raised(answer: Refused) -> BatcherError:
-    """The reverse of `refusal`."""
+def raised(answer: Refused, address: str) -> BatcherError:
+    """The reverse of `refusal`, of the coordinator at `address`."""
     match answer.code:
         case "UnknownResource":
             return UnknownResource(answer.subject)
@@ -162,4 +162,4 @@ def raised(answer: Refused) -> BatcherError:
         case "CapacityConfig":
             return CapacityConfig(answer.subject, answer.detail)
         case _:
-            return LeaseStoreUnavailable(f"the coordinator refused: {answer.detail}")
+            return LeaseStoreUnavailable(f"the coordinator at {address} refused: {answer.detail}")

@@ -188,7 +188,8 @@ TOPICS = (
             _json("reply", "an HTTP answer", "reply", h.id_of("registration"), h.CORRELATION_KEY),
             Message(
                 "timeline-reply",
-                "the answer to a command of a timeline, in the partition that it named; after a restart maybe once more",
+                "the answer to a command of a timeline, in the partition that it named; after a restart maybe once "
+                "more",
                 Value.JSON,
                 h.EVENT | h.REPLY,
                 h.CORRELATION_KEY,

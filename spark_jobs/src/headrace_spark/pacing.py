@@ -22,7 +22,10 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from typing import Any, Final, Literal, Protocol, TypeVar
 
+import structlog
+
 from headrace_core.capacity.batcher import Batcher
+from headrace_core.capacity.errors import CapacityConfig
 from headrace_core.capacity.events import Event
 from headrace_core.capacity.operation import Batch, Operation, Watcher
 from headrace_core.capacity.resources import Resource
@@ -34,6 +37,7 @@ CONCURRENT: Final = 4
 STALL_MS: Final = 30_000
 MAX_WAIT_MS: Final = 600_000
 _LOOK_S: Final = 0.5
+_log = structlog.get_logger("headrace_spark")
 T = TypeVar("T")
 
 
@@ -137,7 +141,9 @@ class Pacer:
             raise Stalled(f"nothing has gone out for {waited_ms} ms (max_wait_ms): {self._reason}")
 
     def _stalled(self, event: Event) -> None:
-        """The batcher says each `stall_ms` that nothing goes out here, and why."""
+        """The batcher says each `stall_ms` that nothing goes out here, and why; and what is otherwise at the store."""
+        if event.name == "error" and event.metadata.get("error") == CapacityConfig.code:
+            _log.warning("capacity configured otherwise", detail=event.msg)
         if event.name == "stalled":
             self._reason = str(event.metadata.get("reason", self._reason))
             if self._elsewhere():

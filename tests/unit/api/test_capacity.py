@@ -100,11 +100,13 @@ async def test_the_api_answers_it_as_its_document_says(tmp_path: Path) -> None:
 def test_the_settings_of_the_lease_store_are_checked(tmp_path: Path) -> None:
     assert Settings().lease_status() is None
     (tmp_path / "token").write_text("t\n")
+    (tmp_path / "binary").write_bytes(b"\xff")
     assert Settings(capacity_store="tcp://h:1", capacity_token_file=tmp_path / "token").lease_status() is not None
     for wrong, named in (
         (Settings(capacity_store="ftp://h"), "capacity_store"),
         (Settings(capacity_store="tcp://h:1"), "capacity_token_file"),
         (Settings(capacity_store="tcp://h:1", capacity_token_file=tmp_path / "none"), "capacity_token_file"),
+        (Settings(capacity_store="tcp://h:1", capacity_token_file=tmp_path / "binary"), "capacity_token_file"),
     ):
         with pytest.raises(ConfigError) as found:
             wrong.lease_status()

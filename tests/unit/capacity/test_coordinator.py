@@ -10,8 +10,10 @@ import pytest
 
 from headrace_capacity.coordinator import Coordinator, CoordinatorStore
 from headrace_capacity.stores import open_store
-from headrace_core.capacity.errors import CapacityConfig, LeaseStoreUnavailable
+from headrace_core.capacity.agent import LeaseAgent
+from headrace_core.capacity.errors import CapacityConfig, LeaseStoreUnavailable, UnknownResource
 from headrace_core.capacity.protocol import LeaseReply, LeaseRequest, ResourceConfig
+from headrace_core.capacity.resources import SharedResource
 
 TOKEN = "secret"
 CONFIG = ResourceConfig(resource="db", shared_capacity=30, factor=10, ttl_ms=5_000)
@@ -129,3 +131,45 @@ def test_a_coordinator_needs_a_token() -> None:
         Coordinator("")
     with pytest.raises(CapacityConfig, match="token"):
         open_store("tcp://127.0.0.1:1")
+
+
+def test_what_was_set_and_paused_outlives_a_coordinator_as_long_as_an_owner_does() -> None:
+    """Over TCP; the owner is the real one. The next coordinator is provisioned with what a file says."""
+    clock = Clock(0)
+    first, second = (Coordinator(TOKEN, clock_ms=clock, cold=cold).start() for cold in (True, False))
+    stores = [CoordinatorStore(each.address, TOKEN) for each in (first, second)]
+    resource = SharedResource(stores[0], name="db", shared_capacity=30, factor=10)
+    resource.start()
+    resource.request(30)
+    agent = LeaseAgent(resource, "a")
+
+    def exchange(store: CoordinatorStore, at_ms: int) -> LeaseReply:
+        clock.now_ms = at_ms
+        request = agent.begin(at_ms)
+        reply = store.sync(request, 10_000)
+        agent.receive(request.seq, reply, at_ms)
+        return reply
+
+    exchange(stores[0], 0)
+    version = stores[0].configure("db", shared_capacity=10, ramp=(5, 1_000))
+    stores[0].sync(LeaseRequest(resource="db", owner="operator", seq=1, pause_ms=60_000), 10_000)
+    exchange(stores[0], 100)
+    stores[1].provision(CONFIG)
+    reply = exchange(stores[1], 1_000)
+    assert (reply.shared_capacity, len(reply.grants), reply.config_version) == (10, 1, version)
+    assert stores[1].status("db").pause_ms == 59_000
+    for store, running in zip(stores, (first, second), strict=True):
+        store.close()
+        running.stop()
+
+
+def test_a_refusal_names_the_coordinator_and_so_does_one_that_is_away(coordinator: Coordinator) -> None:
+    with pytest.raises(
+        LeaseStoreUnavailable, match=rf"{coordinator.address} refused: wrong token; it was started with"
+    ):
+        CoordinatorStore(coordinator.address, "guess").status("db")
+    with pytest.raises(UnknownResource, match="resource 'nothing' is not provisioned"):
+        CoordinatorStore(coordinator.address, TOKEN).status("nothing")
+    coordinator.stop()
+    with pytest.raises(LeaseStoreUnavailable, match=rf"the coordinator at {coordinator.address}: .*refused"):
+        CoordinatorStore(coordinator.address, TOKEN).status("db")

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from headrace import cli
 from headrace.kafka import free_port
 from headrace_capacity.coordinator import Coordinator, CoordinatorStore
+from headrace_capacity.postgres import PostgresStore
 from headrace_core.capacity.errors import CapacityConfig, LeaseStoreUnavailable, UnknownResource
 from headrace_core.capacity.protocol import Claim, LeaseRequest, ResourceConfig
 from headrace_core.errors import HeadraceError
@@ -59,6 +60,20 @@ def test_a_decrease_is_in_force_when_its_owners_confirmed_it(coordinator: Coordi
     assert (waited.exit_code, "configuration 3 of db is in force" in waited.output) == (0, True)
 
 
+def test_a_change_that_a_store_keeps_in_memory_is_told_with_what_that_means(coordinator: CoordinatorStore) -> None:
+    assert coordinator.status("db").config_version == 1
+    said = " ".join(invoke("set", "db", "--shared", "50").output.split())
+    assert "keeps it in memory" in said
+    assert "Change that too" in said
+    with server() as url:
+        kept = PostgresStore(url)
+        kept.provision(ResourceConfig(resource="db", shared_capacity=100, factor=10))
+        said = invoke("set", "db", "--shared", "50", "--store", url).output
+        kept.close()
+    assert said.startswith("configuration 2 of db is in force")
+    assert "in memory" not in said
+
+
 def test_how_partitions_change_their_owner_can_be_changed(coordinator: CoordinatorStore) -> None:
     long = ResourceConfig(resource="slow", shared_capacity=10, factor=10, quarantine_ms=60_000)
     coordinator.provision(long)
@@ -102,6 +117,14 @@ def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
     refused = invoke("status", "db", "--token-file", str(tmp_path / "other"))
     assert isinstance(refused.exception, LeaseStoreUnavailable)
     assert "wrong token" in str(refused.exception)
+    (tmp_path / "other").write_bytes(b"\xff")
+    for file in ("other", "nothing", ""):
+        unread = invoke("status", "db", "--token-file", str(tmp_path / file))
+        assert isinstance(unread.exception, CapacityConfig)
+        assert unread.exception.field == "--token-file"
+    (tmp_path / "other").write_text("\n")
+    unread = invoke("status", "db", "--token-file", str(tmp_path / "other"))
+    assert "a coordinator needs its token" in str(unread.exception)
 
 
 def test_calibration_finds_the_lowest_cost_at_which_the_latency_holds() -> None:

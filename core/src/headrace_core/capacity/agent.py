@@ -14,7 +14,7 @@ from typing import Any
 from headrace_core.capacity.config import LeaseConfig
 from headrace_core.capacity.handover import hand_over, take_over
 from headrace_core.capacity.pacing import NS_PER_MS
-from headrace_core.capacity.protocol import Claim, LeaseReply, LeaseRequest, Spent
+from headrace_core.capacity.protocol import Claim, LeaseReply, LeaseRequest, ResourceConfig, Spent, differences
 from headrace_core.capacity.resources import SharedResource
 from headrace_core.capacity.units import amount, units
 
@@ -46,6 +46,7 @@ class LeaseAgent:
         self._told_throttled = 0.0
         self._pause_until_ms = 0
         self._config_version: int | None = None
+        self._config: ResourceConfig | None = None
         self._effective: Any = None
         self._lost = False
         self._safe_from_ms: int | None = None
@@ -101,6 +102,8 @@ class LeaseAgent:
             pause_ms=max(0, (self._asked_pause_ms or 0) - now_ms),
             throttled=self._told_throttled,
             config_version=self._config_version or 0,
+            config=self._config,
+            paused_ms=max(0, self._pause_until_ms - now_ms),
             inherits=resource.config.handover == "inherit",
             spent=spent,
         )
@@ -200,8 +203,9 @@ class LeaseAgent:
             self._resource.pause_wanted_until_ms = None
 
     def _learn(self, reply: LeaseReply) -> None:
-        """Capacities, the adaptive factor and the version of the configuration."""
+        """Capacities, the adaptive factor and the configuration with its version. Raises `CapacityConfig`."""
         resource = self._resource
+        self._compare(reply)
         if resource.config.ramp and self._effective not in (None, reply.shared_capacity):
             resource.log.emit("ramp", reply.shared_capacity)
         self._effective = reply.shared_capacity
@@ -213,6 +217,22 @@ class LeaseAgent:
         if self._config_version not in (None, reply.config_version):
             resource.report_capacity(always=True)
         self._config_version = reply.config_version
+        if reply.config is not None:
+            self._config = reply.config if reply.config_version > 1 else None
+
+    def _compare(self, reply: LeaseReply) -> None:
+        """What the store has holds for all. Told are the settings in which this owner's differ from those that the
+        resource was provisioned with, and a change at run time that the store forgot."""
+        resource, known = self._resource, self._config_version
+        if reply.config is not None and known is None:
+            mine = resource.config.for_store(resource.lease)
+            if found := differences(mine, reply.config, changed=reply.config_version > 1):
+                resource.log.emit("error", 0, found, error="CapacityConfig")
+        elif known is not None and reply.config_version < known:
+            lost = f"the lease store forgot configuration {known} of {resource.config.name!r}: set it again"
+            resource.log.emit("error", 0, lost, error="CapacityConfig")
+        if reply.config is not None:
+            resource.cut_as(reply.config)
 
     def _follow_pause(self, reply: LeaseReply, now_ms: int) -> None:
         """A pause of the whole resource. What is left was measured between the send and now: no news within that, nor

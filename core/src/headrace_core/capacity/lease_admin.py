@@ -7,73 +7,23 @@ confirmed a reply with the new configuration, or its leases of that moment have 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from msgspec.structs import replace
-
-from headrace_core.capacity.errors import CapacityConfig
-from headrace_core.capacity.lease_state import Decrease, LeaseState
+from headrace_core.capacity import config_change
+from headrace_core.capacity.lease_state import LeaseState
 from headrace_core.capacity.lease_store import current_shares, expired, max_capacity
 from headrace_core.capacity.protocol import (
     Capacity,
     OwnerStatus,
-    RampSetting,
-    ResourceConfig,
     StoreStatus,
     as_capacity,
     by_dimension,
 )
 from headrace_core.capacity.worth import worth_of
 
-CHANGEABLE = frozenset(
-    {"shared_capacity", "reserved_capacity", "max_instances", "total_capacity", "ramp", "adaptive", "handover"}
-)
-
 
 def configure(state: LeaseState, changes: Mapping[str, object], now_ms: int) -> LeaseState:
     """Apply `changes`; the new state has the next `config_version`. Raises `CapacityConfig`, then nothing changed."""
-    for name in changes:
-        if name not in CHANGEABLE:
-            raise CapacityConfig(name, "cannot be changed at run time")
-    state = expired(state, now_ms)
-    config = _changed(state.config, changes)
-    if by_dimension(config.shared_capacity).keys() != state.ramps.keys():
-        raise CapacityConfig("shared_capacity", "the dimensions are fixed")
-    targets = by_dimension(config.shared_capacity)
-    ramps = {name: r.change(state.config.ramp, state.now_ms, targets[name]) for name, r in state.ramps.items()}
-    changed = replace(state, config=config, ramps=ramps, config_version=state.config_version + 1)
-    if not _is_less(state, changed):
-        return changed
-    return replace(changed, decreases=(*changed.decreases, Decrease(changed.config_version, _waits(state))))
-
-
-def _changed(config: ResourceConfig, changes: Mapping[str, object]) -> ResourceConfig:
-    members: dict[str, Any] = {name: getattr(config, name) for name in config.__struct_fields__}
-    members.update(changes)
-    if members["ramp"] is not None:
-        members["ramp"] = RampSetting(*members["ramp"])
-    return ResourceConfig(**members)
-
-
-def _is_less(before: LeaseState, after: LeaseState) -> bool:
-    old, new = before.effective(before.now_ms), after.effective(after.now_ms)
-    reserved, kept = by_dimension(before.config.reserved_capacity), by_dimension(after.config.reserved_capacity)
-    return (
-        any(new[name] < units for name, units in old.items())
-        or any(kept.get(name, 0) < units for name, units in reserved.items())
-        or after.config.max_instances < before.config.max_instances
-    )
-
-
-def _waits(state: LeaseState) -> dict[str, int]:
-    """Who may use what now, and until when at most. Owners that are not known yet: until the learning time ends."""
-    waits: dict[str, int] = {}
-    for lease in (*state.partitions.values(), *state.slots.values()):
-        if lease.owner is not None:
-            waits[lease.owner] = max(waits.get(lease.owner, 0), lease.expires_ms)
-    if state.now_ms < state.learn_until_ms:
-        waits[""] = state.learn_until_ms
-    return waits
+    return config_change.changed(expired(state, now_ms), changes)
 
 
 def in_force_version(state: LeaseState, now_ms: int) -> int:

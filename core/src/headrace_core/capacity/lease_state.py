@@ -77,7 +77,10 @@ class Decrease(msgspec.Struct, frozen=True):
 
 
 class LeaseState(msgspec.Struct, frozen=True):
-    """One resource. `last_epoch`: the highest given or heard of. `learn_until_ms`: until then no new grants."""
+    """One resource. `last_epoch`: the highest given or heard of. `learn_until_ms`: until then no new grants.
+
+    `told`: the configuration is what an owner remembered of it (`config_change.py`).
+    """
 
     config: ResourceConfig
     now_ms: int
@@ -85,6 +88,7 @@ class LeaseState(msgspec.Struct, frozen=True):
     learn_until_ms: int
     ramps: dict[str, Ramp]
     config_version: int = 1
+    told: bool = False
     partitions: dict[int, Partition] = {}
     owners: dict[str, Owner] = {}
     slots: dict[int, Partition] = {}

@@ -8,7 +8,8 @@ happen: two owners of one partition; a partition for a new owner before the quar
 of the old one; an epoch that repeats or falls.
 
 A store that lost its memory *learns* for ttl + quarantine: it honours what owners claim to hold and grants nothing. A
-claim counts only in the call that makes it, as an old message may still be on its way; the higher epoch wins.
+claim counts only in the call that makes it, as an old message may still be on its way; the higher epoch wins. What was
+changed at run time, and a pause that still lasts, it hears of from owners too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from headrace_core.capacity.config_change import remembered
 from headrace_core.capacity.handover import carried_with, passed_on, young
 from headrace_core.capacity.lease_state import WHOLE, LeaseState, Owner, Partition
 from headrace_core.capacity.protocol import (
@@ -51,6 +53,8 @@ def sync(state: LeaseState, request: LeaseRequest, now_ms: int) -> tuple[LeaseSt
     known = exchange.owners.get(request.owner)
     if known is not None and request.seq <= known.seq:
         return state, LeaseReply(stale=True, config_version=state.config_version)
+    if request.config is not None:
+        exchange = _Exchange(remembered(exchange.state(), request), exchange.now_ms)
     exchange.note(request, known)
     exchange.hear(request)
     exchange.release(request)
@@ -58,7 +62,8 @@ def sync(state: LeaseState, request: LeaseRequest, now_ms: int) -> tuple[LeaseSt
     share = exchange.shares()[request.owner]
     grants, surplus = exchange.settle(request, share, kept)
     slot = exchange.reserve(request)
-    reply = exchange.reply(grants, (*drop, *surplus), slot, exchange.wait(request, share, len(grants)))
+    wait_ms = exchange.wait(request, share, len(grants))
+    reply = exchange.reply(request, grants, (*drop, *surplus), slot, wait_ms)
     return exchange.state(), reply
 
 
@@ -135,6 +140,8 @@ class _Exchange:
         self.owners[request.owner] = said
         if request.pause_ms > 0:
             self.pause_until_ms = max(self.pause_until_ms, self.now_ms + request.pause_ms)
+        if self.learning and request.paused_ms > 0:  # at no other time: each exchange would add its own delay to it
+            self.pause_until_ms = max(self.pause_until_ms, self.now_ms + request.paused_ms)
         self._adapt(request.throttled)
         self.decreases = tuple(
             replace(each, waits={name: end for name, end in each.waits.items() if name != request.owner})
@@ -337,8 +344,10 @@ class _Exchange:
         ends = [p.free_at_ms for i, p in self.partitions.items() if p.owner is None and i < self.count]
         return min((end - self.now_ms for end in ends if end > self.now_ms), default=0) if missing > 0 else 0
 
-    def reply(self, grants: list[Grant], drop: tuple[Claim, ...], slot: int | None, wait_ms: int) -> LeaseReply:
-        config = self.config
+    def reply(
+        self, request: LeaseRequest, grants: list[Grant], drop: tuple[Claim, ...], slot: int | None, wait_ms: int
+    ) -> LeaseReply:
+        config, version = self.config, self.before.config_version
         return LeaseReply(
             grants=tuple(grants),
             drop=drop,
@@ -351,7 +360,8 @@ class _Exchange:
             factor=self.factor,
             next_sync_ms=wait_ms,
             inherited=tuple(self.inherited),
-            config_version=self.before.config_version,
+            config_version=version,
+            config=config if request.config_version != version else None,
         )
 
 

@@ -92,12 +92,32 @@ class ResourceConfig(msgspec.Struct, frozen=True, kw_only=True):
             check_total(total, by_dimension(self.shared_capacity), reserved, self.max_instances)
 
 
+FIXED = ("factor", "partitions", "ttl_ms", "quarantine_ms")
+"""What stays as it was provisioned."""
+COMMON = ("shared_capacity", "reserved_capacity", "max_instances", "ramp", "adaptive")
+"""What all owners should be configured alike, until it is changed at run time."""
+
+
+def differences(mine: ResourceConfig, known: ResourceConfig, *, changed: bool) -> str:
+    """What an owner's configuration has otherwise than the store's, as a sentence; empty if nothing. `changed`: the
+    store's was changed at run time, and then only what cannot be so is compared."""
+    names = FIXED if changed else COMMON + FIXED
+    found = [
+        f"{name} is {getattr(known, name)} there and {getattr(mine, name)} here"
+        for name in names
+        if getattr(mine, name) != getattr(known, name)
+    ]
+    return f"the lease store's configuration of {known.resource!r} holds: {', '.join(found)}" if found else ""
+
+
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call of an owner (capacity.md 13). `seq` rises with every call, also with a repeated one.
 
     `held` and `released` may also be plain pairs. `reserve_held`: it has a reserve slot from an earlier reply, which a
     store that lost its memory then honours.
-    `config_version`: that of the last reply that was used; it confirms a decrease. `inherits`: the owner hands over and
+    `config_version`: that of the last reply that was used; it confirms a decrease. `config`: what that reply was of, if
+    it was changed at run time, for a store that forgot it; `paused_ms`: what is left of a pause that the owner was told
+    of, for the same reason. `inherits`: the owner hands over and
     takes over ledgers; `spent`: what of its ledger goes with the partitions in `released`.
     """
 
@@ -115,6 +135,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     pause_ms: int = 0
     throttled: float = 0.0
     config_version: int = 0
+    config: ResourceConfig | None = None
+    paused_ms: int = 0
     inherits: bool = False
     spent: tuple[Spent, ...] = ()
 
@@ -123,7 +145,8 @@ class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. `stale`: `seq` was not above the last one; nothing changed and nothing is granted.
 
     `shared_capacity` is effective now, `max_capacity` the configured shared plus reserved. `factor` in thousandths.
-    `next_sync_ms`: a call after so long would be granted more; 0 = nothing named. `inherited`: must be in the owner's
+    `config`: the whole configuration, if the owner has another version. `next_sync_ms`: a call after so long would be
+    granted more; 0 = nothing named. `inherited`: must be in the owner's
     ledger before it uses the partition.
     """
 
@@ -138,6 +161,7 @@ class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
     factor: int = 1_000
     next_sync_ms: int = 0
     config_version: int = 0
+    config: ResourceConfig | None = None
     stale: bool = False
     inherited: tuple[Spent, ...] = ()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from headrace_core.capacity.config import LeaseConfig
@@ -25,7 +25,7 @@ from headrace_core.capacity.errors import (
 from headrace_core.capacity.events import EventLog
 from headrace_core.capacity.in_force import InForce
 from headrace_core.capacity.pacing import Pacer
-from headrace_core.capacity.protocol import LeaseStore, TellsEvents
+from headrace_core.capacity.protocol import LeaseStore, ResourceConfig, TellsEvents
 from headrace_core.capacity.shared_config import SharedConfig, partition_count, partition_worth, partitions_for
 from headrace_core.capacity.units import Amount, Units, add, amount, exceeds, is_zero, units
 
@@ -321,6 +321,12 @@ class SharedResource(Resource):
         for held in self._held:
             held.worth = partition_worth(self.config, effective, held.partition)
         self._count_wanted()
+
+    def cut_as(self, known: ResourceConfig) -> None:
+        """Partitions are what the store says, whatever is configured here: all owners mean the same by one. Raises
+        `CapacityConfig` where one of the two has several dimensions and the other has not; then nothing changed."""
+        if (known.factor, known.partitions) != (self.config.factor, self.config.partitions):
+            self.config = replace(self.config, factor=known.factor, partitions=known.partitions)
 
     def learn_reserve(self, reserve: Units) -> None:
         """The reserve of each instance, as the store knows it."""

@@ -15,11 +15,16 @@ from rich.table import Table
 
 from headrace.calibration import calibrated
 from headrace_capacity.stores import ClosableStore, open_store
+from headrace_core.capacity.errors import CapacityConfig
 from headrace_core.capacity.in_force import InForce
 from headrace_core.capacity.protocol import Capacity, Handover, LeaseRequest, RampSetting, StoreStatus
 from headrace_core.errors import HeadraceError
 
 FAILED = 1
+FORGETS = (
+    "This store keeps it in memory (a Redis: unless it persists). Its restart does not undo it while a user of the"
+    " resource runs; after an end of all of them, what they are configured with holds. Change that too."
+)
 app = typer.Typer(no_args_is_help=True, help="The capacity that many writers share.")
 Resource = Annotated[str, typer.Argument(help="name of the resource")]
 Store = Annotated[
@@ -83,6 +88,8 @@ def change(
     in_force = InForce(opened, resource, version).wait(int(wait_s * 1000))
     opened.close()
     out.print(f"configuration {version} of {resource}" + (" is in force" if in_force else ", not yet in force"))
+    if not opened.durable:
+        out.print(FORGETS)
     if wait_s and not in_force:
         raise typer.Exit(FAILED)
 
@@ -135,7 +142,12 @@ def calibrate(
 
 
 def _opened(store: str, token_file: Path | None) -> ClosableStore:
-    token = token_file.read_text().strip() if token_file is not None else ""
+    try:
+        token = token_file.read_text(encoding="utf-8").strip() if token_file is not None else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise CapacityConfig("--token-file", f"cannot be read: {error}") from None
+    if not token and store.startswith("tcp://"):
+        raise CapacityConfig("--token-file", "a coordinator needs its token (or HEADRACE_CAPACITY_TOKEN_FILE)")
     return open_store(store, token=token, call_timeout_ms=5_000)
 
 

@@ -66,8 +66,8 @@ class Settings(BaseSettings):
             return None
         try:
             token = self.capacity_token_file.read_text().strip() if self.capacity_token_file is not None else ""
-        except OSError as error:
-            raise ConfigError("capacity_token_file", f"cannot be read: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("capacity_token_file", f"cannot be read: {error}") from error
         try:
             return open_store(self.capacity_store, token=token).status
         except CapacityConfig as error:
