@@ -2,7 +2,7 @@
 changing demand; a store that is slow and restarts. Twice partitions change their owner with the ledger
 (`handover="inherit"`). And the broken builds, which the same check must find (17.3).
 
-`HEADRACE_NEVER_OVER_S`: seconds of the main runs, 20 if it is not given; 60 and 8 processes in `make soak`. The runs go
+`HEADRACE_NEVER_OVER_S`: seconds of the main runs, 30 if it is not given; 60 and 8 processes in `make soak`. The runs go
 on side by side, as most of their time is waiting.
 """
 
@@ -29,7 +29,7 @@ from tests.support.postgres import running
 from tests.support.spender import LIMIT
 
 pytestmark = pytest.mark.timeout(1200)
-SECONDS = int(os.environ.get("HEADRACE_NEVER_OVER_S", "20"))
+SECONDS = int(os.environ.get("HEADRACE_NEVER_OVER_S", "30"))
 PROCESSES = int(os.environ.get("HEADRACE_NEVER_OVER_PROCESSES", "4"))
 CONTROL_S = 15
 FOUND_S = 900

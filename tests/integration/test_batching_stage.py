@@ -68,7 +68,7 @@ def read_log(worker: StreamsWorker) -> dict[int, list[Record]]:
     return log
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("rounds", [5, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_batches_are_those_of_the_pure_stage_over_kills_and_lost_databases(worker: StreamsWorker, rounds: int) -> None:
     total, dice = (rounds + 1) * 2_000, random.Random(3)
     worker.at_once().start().wait_ready()

@@ -91,7 +91,7 @@ def distinct(records: list[Record]) -> list[tuple[bytes | None, bytes | None]]:
     return list(first.items())
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("rounds", [5, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_both_stages_over_kills_are_equal_to_the_pure_ones(worker: StreamsWorker, rounds: int) -> None:
     total, dice = (rounds + 1) * 1_400, random.Random(11)
     taken = r'headrace_stage\{name="in",.*stage="registration"'

@@ -24,7 +24,7 @@ PARTITIONS = 4
 ENGINE_FAILED = 70
 FAULT_EXIT = 86
 LOST_TO_RETENTION = r'headrace_stage\{name="lost_to_retention"'
-SHORT_ROUNDS = 3
+SHORT_ROUNDS = 5
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def test_it_tells_who_is_registered(worker: StreamsWorker, api: StatusApi) -> No
     assert worker.terminate() == 0
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("rounds", [5, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_answers_are_the_pure_ones_after_kills_and_after_a_loss_of_the_disk(
     worker: StreamsWorker, api: StatusApi, rounds: int
 ) -> None:
