@@ -13,7 +13,7 @@ from headrace_core.errors import ConfigError
 from headrace_schemas import validator
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
-from headrace_spark.exits import Rejection
+from headrace_spark.exits import CorruptInput, Rejection
 from headrace_spark.lanes import LaneSender, LaneWriter, pack
 from headrace_spark.ledger import Ledger
 from headrace_spark.patience import Patience
@@ -100,6 +100,16 @@ def found(partitions: int = 2) -> list[Report]:
         report(Record("t", offset % partitions, offset, offset, None, value, []), 100_000)
         for offset, value in enumerate(values)
     ]
+
+
+def test_a_wrong_schema_does_not_drain_a_topic(bench: Bench) -> None:
+    values = [b"{}"] * 51 + [document(n, [member(n, {"a": 1})]) for n in range(49)]
+    mixed = [report(Record("t", 0, n, n, None, value, []), 100_000) for n, value in enumerate(values)]
+    with pytest.raises(CorruptInput):
+        bench.write(mixed)
+    assert (bench.outbox.letters, bench.calls) == ([], [])
+    assert not bench.ledger.done(_BATCH)
+    assert bench.write(mixed[1:]).rejected == 50  # 99 rows are too few to judge by
 
 
 def test_each_lane_gets_all_its_rows_once_in_order_of_time_and_by_the_rules_of_packing(bench: Bench) -> None:

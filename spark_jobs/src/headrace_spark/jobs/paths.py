@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-import structlog
-
-from headrace_spark import capacity, destinations, faults, senders
+from headrace_spark import capacity, destinations, faults
 from headrace_spark.counts import Counts
 from headrace_spark.database import sqlite_path
-from headrace_spark.jobs import couriers
 from headrace_spark.jobs.answering import Answering
+from headrace_spark.jobs.by_tasks import Planned, checked_effects
 from headrace_spark.jobs.frames import records, reports, stage
 from headrace_spark.jobs.stream_lanes import StreamLanes
 from headrace_spark.jobs.upserting import Upserting
@@ -23,13 +21,14 @@ from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.pacing import SECOND_NS
 from headrace_spark.patience import Patience
-from headrace_spark.seen import Seen, Watched, WatchedAnswers, skew
+from headrace_spark.seen import Seen, Watched, skew
 from headrace_spark.settings import Settings
 from headrace_spark.sinks import staging
 from headrace_spark.sinks.port import Batch, Sink
 from headrace_spark.sinks.postgres import PostgresSink
 from headrace_spark.sinks.sqlite import SqliteSink
 from headrace_spark.staged import StagedWriter
+from headrace_spark.transforms.records import Report
 from headrace_spark.writing import BatchWriter
 
 
@@ -162,45 +161,24 @@ class Staged:
         )
 
 
-class Lanes:
+class Lanes(Planned):
     """Implements `Way`: tasks decode, the driver packs, tasks send each lane's requests in order."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Advanced):
-        self._settings = settings
-        self._faults = faults.from_environment()
-        self._ledger, self._run = ledger, uuid.uuid4().hex
-        effects = senders.check(settings)
-        pacing = capacity.in_every_process(settings)
-        self.pacer = WatchedAnswers(pacing())
-        self._courier = couriers.SparkCourier(settings, ledger, self._run, pacing, self.pacer, self._faults, advanced)
-        self._writer = LaneWriter(settings, ledger, outbox, self._courier, patience)
+    def make(self) -> None:
+        """See `ByTasks`."""
+        checked_effects(self.settings, "a request")
+        self._writer = LaneWriter(self.settings, self.ledger, self.outbox, self.courier, self.patience)
         self.pacer.beside = self._writer.numbers
-        if effects == "at_least_once":
-            structlog.get_logger("headrace_spark").warning("the sink is not idempotent: it may get a request twice")
 
     def prepare(self) -> None:
         """The destination needs nothing."""
 
-    def begin(self, query_id: str) -> None:  # noqa: ARG002
-        """Nothing to clear away, as a repeat goes on where its lane ended; but only tasks of this start send now."""
-        self._ledger.claim(self._run)
-
     def done(self, batch: Batch) -> bool:
         return self._writer.done(batch)
 
-    def write(self, frame: Any, batch: Batch) -> Counts:
-        self._faults.passed("begun", batch.batch_id)
-        self._courier.on(frame)
-        settings = self._settings
-        found = reports(frame, settings.max_document_bytes, settings.dearest, carried=settings.carried)
-        self.pacer.skew = skew(found)
-        counts = self._writer.write(batch, found)
-        self._faults.passed("written", batch.batch_id)
-        return counts
-
-    def stop(self) -> None:
-        """The driver's leases go back; those of a Python worker end with it."""
-        self.pacer.stop()
+    def effect(self, frame: Any, batch: Batch, found: Sequence[Report]) -> Counts:  # noqa: ARG002
+        """See `Planned`."""
+        return self._writer.write(batch, found)
 
 
 Advanced = Callable[[], None]

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
 import structlog
 
-from headrace_spark import capacity, faults, senders
 from headrace_spark.counts import Counts, from_items
 from headrace_spark.database import Database, Transaction
 from headrace_spark.exits import CorruptInput
-from headrace_spark.jobs import couriers
+from headrace_spark.jobs.by_tasks import ByTasks, checked_effects
 from headrace_spark.lane_stream import LaneStep, SeenDocuments
 from headrace_spark.lanes import LaneWriter
-from headrace_spark.ledger import Ledger
-from headrace_spark.outbox import Outbox
-from headrace_spark.patience import Patience
 from headrace_spark.plan import Sifted, breaks
-from headrace_spark.seen import WatchedAnswers
 from headrace_spark.sending import Packed
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch
@@ -29,33 +23,18 @@ from headrace_spark.transforms.rows import Request
 _log = structlog.get_logger("headrace_spark")
 
 
-class StreamLanes:
+class StreamLanes(ByTasks):
     """Implements `Way`: what comes is the steps of lanes, packed by tasks; a second stage sends the requests."""
 
-    def __init__(
-        self, settings: Settings, ledger: Ledger, outbox: Outbox, patience: Patience, advanced: Callable[[], None]
-    ):
-        self._settings = settings
-        self._faults = faults.from_environment()
-        self._ledger = ledger
-        self._patience = patience
-        self._seen = SeenDocuments(Database(settings.state_dsn), settings.seen_retention_ms)
-        self._run = uuid.uuid4().hex
-        effects = senders.check(settings)
-        pacing = capacity.in_every_process(settings)
-        self.pacer = WatchedAnswers(pacing())
-        self._courier = couriers.SparkCourier(settings, ledger, self._run, pacing, self.pacer, self._faults, advanced)
-        self._writer = LaneWriter(settings, ledger, outbox, self._courier, patience)
+    def make(self) -> None:
+        """See `ByTasks`."""
+        checked_effects(self.settings, "a request")
+        self._seen = SeenDocuments(Database(self.settings.state_dsn), self.settings.seen_retention_ms)
+        self._writer = LaneWriter(self.settings, self.ledger, self.outbox, self.courier, self.patience)
         self.pacer.beside = self._writer.numbers
-        if effects == "at_least_once":
-            _log.warning("the sink is not idempotent: it may get a request twice")
 
     def prepare(self) -> None:
         self._seen.prepare()
-
-    def begin(self, query_id: str) -> None:  # noqa: ARG002
-        """Nothing to clear away, as a repeat goes on where its lane ended; but only tasks of this start send now."""
-        self._ledger.claim(self._run)
 
     def done(self, batch: Batch) -> bool:  # noqa: ARG002
         """Never before its tasks have run: they must make the state that the next micro-batch begins with."""
@@ -63,7 +42,7 @@ class StreamLanes:
 
     def write(self, frame: Any, batch: Batch) -> Counts:
         """Run the tasks that pack, then those that send. The frame must run exactly once in a micro-batch."""
-        self._courier.on(frame)
+        self.courier.on(frame)
         decode = msgspec.msgpack.Decoder(LaneStep).decode
         steps = sorted(
             map(decode, frame.toArrow().column("step").to_pylist()), key=lambda one: (one.topic, one.partition)
@@ -71,16 +50,14 @@ class StreamLanes:
         if self._writer.done(batch):
             _log.info("the ledger has this micro-batch", batch_id=batch.batch_id)
             return Counts()
-        self._faults.passed("begun", batch.batch_id)
-        if breaks(
-            sum(one.refused for one in steps), sum(one.judged for one in steps), self._settings.max_corrupt_share
-        ):
+        self.faults.passed("begun", batch.batch_id)
+        if breaks(sum(one.refused for one in steps), sum(one.judged for one in steps), self.settings.max_corrupt_share):
             raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
         if not any(one.counts.records or one.packets for one in steps):
             return Counts()  # no lane has records or anything due: nothing to remember
         self.pacer.skew = skew(steps) or self.pacer.skew
         counts = self._deliver(batch, steps)
-        self._faults.passed("written", batch.batch_id)
+        self.faults.passed("written", batch.batch_id)
         _log.info("lanes", batch_id=batch.batch_id, **summed(steps))
         return counts
 
@@ -93,7 +70,7 @@ class StreamLanes:
 
         letters = [letter for one in steps for letter in one.letters]
         sifted = Sifted([], letters, ids, together(steps))
-        counts = self._writer.deliver(batch, sifted, list(requests(steps, self._settings)), (), beside)
+        counts = self._writer.deliver(batch, sifted, list(requests(steps, self.settings)), (), beside)
         for one in steps:
             self._tell(one)
         return counts
@@ -104,9 +81,6 @@ class StreamLanes:
         told = {name: getattr(one, name) for name in ("late", "cut", "unsplittable", "untimed")}
         numbers.add(place, {**told, "closing_seconds": one.closing_ms / 1000})
         numbers.wait(place, one.waiting)
-
-    def stop(self) -> None:
-        self.pacer.stop()
 
 
 def skew(steps: Collection[LaneStep]) -> float:
