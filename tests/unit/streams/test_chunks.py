@@ -86,7 +86,7 @@ async def test_what_comes_while_an_acknowledgement_is_waited_for_costs_one_more_
     )  # type: ignore[arg-type]  # fmt: skip
     runner = PartitionRunner(StageSpec("counting", "raw", (), CountingStage), 0, around)
     runner.state, acked = RocksState(tmp_path / "db"), asyncio.Semaphore(0)
-    runner._reads, runner.ready = Reads(runner.state), True
+    runner.reads, runner.ready = Reads(runner.state), True
     work = asyncio.create_task(runner._work())
     runner.submit(Chunk(records(0, 2), acked.release))
     await outlet.asked.wait()
@@ -109,7 +109,7 @@ async def test_closing_finishes_the_chunk_under_way_and_gives_back_the_others(tm
     )  # type: ignore[arg-type]
     runner = PartitionRunner(StageSpec("counting", "raw", (), CountingStage), 0, around)
     runner.state, acked = RocksState(tmp_path / "db"), list[int]()
-    runner._reads, runner.ready = Reads(runner.state), True
+    runner.reads, runner.ready = Reads(runner.state), True
     runner._task = asyncio.create_task(runner._work())
     runner.submit(Chunk(records(0, 2), lambda: acked.append(0)))
     await outlet.asked.wait()

@@ -96,7 +96,7 @@ def test_of_twenty_chunks_at_most_the_last_is_left(tmp_path: Path, make: Callabl
     )  # type: ignore[arg-type]
     runner = PartitionRunner(StageSpec(make().name, "raw", (), make), 0, around)
     runner.state = RocksState(tmp_path / "db")
-    runner._reads = Reads(runner.state)
+    runner.reads = Reads(runner.state)
     before = alive()
     asyncio.run(apply(runner, owned, 5_000 if room == SMALL else 10))
     assert alive() - before <= 1

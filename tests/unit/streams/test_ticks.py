@@ -83,8 +83,8 @@ def test_the_clock_goes_on_from_the_marker_while_the_partition_is_silent(
     stage.next_due = lambda _: due_ms  # type: ignore[method-assign]
     state: Any = SimpleNamespace(position=SimpleNamespace(marker=SimpleNamespace(clock=clock)))
     runner = SimpleNamespace(
-        spec=SimpleNamespace(rooted=rooted), partition=3, stage=stage, state=state, idle=True, ready=True,
-        moved_at=time.monotonic() - silent_s,
+        spec=SimpleNamespace(rooted=rooted), partition=3, stage=stage, state=state, reads=MemoryState(), idle=True,
+        ready=True, moved_at=time.monotonic() - silent_s,
     )  # fmt: skip
     worker: Any = SimpleNamespace(runners={("raw", 3): runner}, lag=lambda _: 0)
     outlet: Any = Tickets()
@@ -101,8 +101,9 @@ def waiting(silent_s: float, now: float, due_in_ms: int | None, *, idle: bool = 
     clock = int(time.time() * 1000) + 3_600_000 - int(silent_s * 1000)
     state = SimpleNamespace(position=SimpleNamespace(marker=SimpleNamespace(clock=clock)))
     return SimpleNamespace(
-        spec=SimpleNamespace(rooted=True), partition=0, stage=stage, state=state, idle=idle, moved_at=now - silent_s
-    )
+        spec=SimpleNamespace(rooted=True), partition=0, stage=stage, state=state, reads=MemoryState(), idle=idle,
+        moved_at=now - silent_s,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

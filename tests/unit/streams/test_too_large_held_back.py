@@ -64,7 +64,7 @@ def test_a_batch_that_grows_too_large_takes_no_more_members(tmp_path: Path, chun
     spec = StageSpec("batching", "routed", (), lambda: BatchingStage(BatchingConfig()))
     runner = PartitionRunner(spec, 0, around)
     runner.state = RocksState(tmp_path / "db")
-    runner._reads = Reads(runner.state)
+    runner.reads = Reads(runner.state)
     records = [measurement(offset) for offset in range(TYPES)]
     for at in range(0, TYPES, chunk):
         asyncio.run(runner._apply_chunk(records[at : at + chunk]))

@@ -63,9 +63,9 @@ class StageCollector(Collector):
         )  # fmt: skip
         roots = GaugeMetricFamily(f"{PREFIX}_root", "gauges of a root", labels=["stage", "root", "name"])
         for runner in list(self._worker.runners.values()):
-            if not runner.ready or runner.state is None:
+            if not runner.ready or runner.reads is None:
                 continue
-            stage, state, name = runner.spec.make(), runner.state, runner.spec.name
+            stage, state, name = runner.spec.make(), runner.reads, runner.spec.name
             labels = [name, str(runner.partition)]
             overdue.add_metric(labels, _since_s(stage.next_due(state)))
             if isinstance(runner.stage, HasOldest):

@@ -72,7 +72,8 @@ class PartitionRunner:
         self.partition = partition
         self.stage: Stage = spec.make()
         self.state: RocksState | None = None
-        self._reads: Reads | None = None
+        self.reads: Reads | None = None
+        """What whoever asks the stage about the state reads: a scan of the state walks over keys that are deleted."""
         self.ready = False
         self.busy = False
         self.moved_at = time.monotonic()
@@ -145,7 +146,7 @@ class PartitionRunner:
         self._drop_waiting()
         if self.state:
             self.state.close()
-            self.state = None
+            self.state = self.reads = None
 
     async def _run(self) -> None:
         try:
@@ -164,7 +165,7 @@ class PartitionRunner:
         if self.state is None:
             self.state = RocksState(self._around.data_dir / self.spec.name / str(self.partition))
         self.stage.forget()
-        self._reads = Reads(self.state)
+        self.reads = Reads(self.state)
         while not await self._caught_up(self.state):
             await asyncio.sleep(BROKER_AWAY_S)
         self.ready = True
@@ -333,8 +334,8 @@ class PartitionRunner:
         return []
 
     def _overlay(self) -> Bounded:
-        assert self._reads is not None
-        return Bounded(self._reads.begin(), self.stage.primary, self._around.outlet.limits.room(self.spec.changelog))
+        assert self.reads is not None
+        return Bounded(self.reads.begin(), self.stage.primary, self._around.outlet.limits.room(self.spec.changelog))
 
     def _refused(self, record: Record, size: int) -> tuple[Bounded, Outgoing]:
         log.warning("record refused: too large for the changelog", stage=self.spec.name, partition=self.partition,
@@ -372,7 +373,7 @@ class PartitionRunner:
         outgoing: Outgoing,
     ) -> None:
         assert self.state is not None
-        assert self._reads is not None
+        assert self.reads is not None
         around = self._around
         before = self.state.position.marker
         clock = max(before.clock, max(record.append_ms for record in records))
@@ -389,7 +390,7 @@ class PartitionRunner:
         end = await self._changelog(primary, marker)
         around.faults.passed(4)
         self.state.commit(overlay.mutations, Position(marker=marker, changelog=end))
-        self._reads.committed(overlay.mutations)
+        self.reads.committed(overlay.mutations)
         self.moved_at = time.monotonic()
         around.faults.passed(5)
         self._reached("6 replies")

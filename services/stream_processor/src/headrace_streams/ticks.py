@@ -68,11 +68,13 @@ class Ticker:
         """Seconds from `now` on until the partition wants a tick, if no record comes; below 0: since then. Only what is
         within the next looks is worth a question to the state."""
         idle_in = runner.moved_at + self._interval_s - now
-        if idle_in >= self._interval_s / LOOKS or runner.state is None or not runner.idle:
+        if idle_in >= self._interval_s / LOOKS or not runner.idle:
             return math.inf
-        if isinstance(runner.stage, FollowsClock) and runner.stage.follows_clock(runner.state):
+        if runner.state is None or runner.reads is None:
+            return math.inf
+        if isinstance(runner.stage, FollowsClock) and runner.stage.follows_clock(runner.reads):
             return idle_in
-        due_ms = runner.stage.next_due(runner.state)
+        due_ms = runner.stage.next_due(runner.reads)
         if due_ms is None:
             return math.inf
         clock_ms = log_ms(runner.state.position.marker.clock, now - runner.moved_at)
@@ -82,10 +84,11 @@ class Ticker:
         return (
             runner.idle
             and runner.state is not None
+            and runner.reads is not None
             and now - runner.moved_at >= self._interval_s
             and self._worker.lag(runner) == 0
             and wants_tick(
-                runner.stage, runner.state, log_ms(runner.state.position.marker.clock, now - runner.moved_at)
+                runner.stage, runner.reads, log_ms(runner.state.position.marker.clock, now - runner.moved_at)
             )
         )
 

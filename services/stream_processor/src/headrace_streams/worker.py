@@ -106,9 +106,9 @@ class Worker:
         """(stage, partition, name, value) of all ready partitions."""
         rows = []
         for runner in self.runners.values():
-            if runner.ready and runner.state is not None:
+            if runner.ready and runner.state is not None and runner.reads is not None:
                 stage: Stage = runner.spec.make()
-                rows += [(stage.name, runner.partition, n, v) for n, v in stage.gauges(runner.state).items()]
+                rows += [(stage.name, runner.partition, n, v) for n, v in stage.gauges(runner.reads).items()]
                 marker = runner.state.position.marker
                 rows.append((stage.name, runner.partition, "too_large", marker.too_large))
                 rows.append((stage.name, runner.partition, "lost_to_retention", marker.retention))
