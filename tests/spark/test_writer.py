@@ -138,7 +138,7 @@ def test_a_query_that_stands_still_between_two_micro_batches_is_unhealthy_and_on
     assert one.terminate() == 0
 
 
-def test_another_checkpoint_is_refused(job: Callable[..., Job], tmp_path: Path) -> None:
+def test_another_checkpoint_is_refused_and_so_is_another_topic(job: Callable[..., Job], tmp_path: Path) -> None:
     one = job(available_now=True)
     produce(one, documents(1))
     one.start()
@@ -148,6 +148,10 @@ def test_another_checkpoint_is_refused(job: Callable[..., Job], tmp_path: Path) 
     assert two.wait() == 3
     assert "--new-checkpoint" in two.log()
     assert not (tmp_path / "other").exists()
+    one.change(topics=[f"{one.prefix}routed"])
+    one.start()
+    assert one.wait() == 2
+    assert f"topics: {one.prefix}batches is in the checkpoint" in one.log()
 
 
 def test_a_wrong_job_file_names_the_field(job: Callable[..., Job]) -> None:

@@ -9,7 +9,7 @@ partition, from transactions or compaction, are no loss: nobody counts what is r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -81,6 +81,13 @@ def replaced(wanted: Offsets, ends: Offsets, ids_then: Mapping[str, str], ids_no
             has = "is not there" if end is None else f"ends at {end}"
             found[topic] = f"{topic}, partition {partition} {has}, but offset {at} is next: the topic was deleted"
     return list(found.values())
+
+
+def renamed(wanted: Offsets, subscribed: Collection[str]) -> tuple[list[str], list[str]]:
+    """Topics that the checkpoint has read and the job reads no more, and those that it did not read before; none of a
+    new checkpoint."""
+    before = {topic for topic, _ in wanted}
+    return sorted(before - set(subscribed)), sorted(set(subscribed) - before) if before else []
 
 
 def check(lost: list[Gap], others: list[str], *, accept: bool) -> None:

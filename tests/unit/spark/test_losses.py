@@ -24,6 +24,13 @@ def checkpoint(at: Path, ends: dict[int, str], committed: int, first: str = '{"t
     return at
 
 
+def test_a_topic_that_is_read_no_more_is_told_from_one_that_was_deleted() -> None:
+    wanted = {("a", 0): 3, ("a", 1): 0, ("b", 0): 1}
+    assert losses.renamed(wanted, ["a", "b"]) == ([], [])
+    assert losses.renamed(wanted, ["c", "a"]) == (["b"], ["c"])
+    assert losses.renamed({}, ["a"]) == ([], [])
+
+
 def test_what_is_needed_begins_where_the_last_committed_micro_batch_ended(tmp_path: Path) -> None:
     ends = {0: '{"t":{"0":5}}', 1: '{"t":{"0":9,"1":3}}'}
     assert losses.needed(tmp_path / "new", None) == {}

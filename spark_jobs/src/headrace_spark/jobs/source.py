@@ -27,6 +27,11 @@ class Topics:
         self._client = kafka_clients.client(settings.kafka, settings.kafka_options)
         self._admin = AdminClient(self._client)
 
+    @property
+    def names(self) -> list[str]:
+        """As the job file has them."""
+        return self._settings.subscribed
+
     def partitions(self) -> int:
         """How many there are in all. Raises `ConfigError` for a topic that is not there."""
         there = self._partitions()
@@ -60,9 +65,18 @@ class Topics:
 
 def check(topics: Topics, ledger: Ledger, folder: Path, *, accept: bool) -> bool:
     """Raise `DataLost` if offsets that are still needed are gone. True if some are, and that was accepted: the gaps are
-    recorded then."""
+    recorded then. Raises `ConfigError` for a job that reads a topic no more."""
     query = checkpoint.query_id(folder)
     wanted = losses.needed(folder, ledger.newest(query) if query else None)
+    missing, added = losses.renamed(wanted, topics.names)
+    if missing:
+        raise ConfigError(
+            "topics",
+            f"{', '.join(missing)} is in the checkpoint, but the job reads it no more, which Spark takes for a loss: "
+            "name it again, or start anew with another checkpoint folder and --new-checkpoint",
+        )
+    if added:
+        _log.info("topics added to the checkpoint, read from their earliest offsets", topics=added)
     ids, bounds = topics.ids(), topics.bounds()
     begins, ends = ({place: both[side] for place, both in bounds.items()} for side in (0, 1))
     others = losses.replaced(wanted, ends, ledger.topics(), ids) if wanted else []
