@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 from confluent_kafka import Producer
@@ -117,9 +118,9 @@ def test_kafka_itself_tells_what_became_of_messages_in_doubt(kafka: str, topic_p
             record = router.record(message, now - 1000)  # the same content at another time is another message
         producer.produce(record.topic, record.value, record.key, headers=record.headers)
     assert producer.flush(240) == 0
-    resolve(Ledger(tmp_path, "other"), {"bootstrap.servers": kafka}, letters)
+    resolve(Ledger(tmp_path, "other"), {"bootstrap.servers": kafka}, letters, Event())
     again = Ledger(tmp_path, "c")
-    resolve(again, {"bootstrap.servers": kafka}, letters)
+    resolve(again, {"bootstrap.servers": kafka}, letters, Event())
     assert sorted(again.kept) == [3, 4, 5, 8, 10]  # 8 and 11 are twins
     assert again.in_doubt == {}
     assert sorted(Ledger(tmp_path, "c").kept) == [3, 4, 5, 8, 10]

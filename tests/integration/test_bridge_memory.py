@@ -29,7 +29,7 @@ TOPICS = [b"te/device/child%05d///m/temperature" % number for number in range(MO
 PART = 50_000
 LEAD = 100_000
 """Messages that may wait in mosquitto: it drops what is beyond its `max_queued_messages`."""
-MORE_MIB = 4.0
+MORE_MIB = 8.0
 MOST_MIB = 100.0
 RETENTION = {"segment.bytes": str(64 * 2**20), "retention.bytes": str(128 * 2**20)}
 

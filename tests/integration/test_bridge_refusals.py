@@ -57,7 +57,7 @@ def test_a_packet_that_is_too_large(
         until(lambda: {b"%d" % number for number in range(50)} <= {value for _, value, _ in reader.got}, "all others")
         until(lambda: bridge.metrics().get(f'dead_letters_total{{reason="{reason}"}}') == 1, f"one, see {bridge.log}")
         until(lambda: bridge.metrics()["publish_in_flight"] == 0, "nothing is left")
-        assert losses <= bridge.metrics()["connection_losses_total"] <= 2 * losses
+        assert losses <= bridge.metrics()["connection_losses_total"] <= 10 * losses
         assert bridge.terminate() == 0
     finally:
         bridge.end()
