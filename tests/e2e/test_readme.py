@@ -104,4 +104,4 @@ def test_the_map_names_folders_and_pages_that_exist() -> None:
     assert [name for name in names if not (REPOSITORY / name).exists()] == []
     for page, _, anchor in (page.partition("#") for page in pages if "#" in page):
         headings = re.findall(r"^#+ (.*)$", (REPOSITORY / page).read_text(), re.MULTILINE)
-        assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
+        assert anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
