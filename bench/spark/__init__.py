@@ -2,5 +2,7 @@
 
 from __future__ import annotations
 
-PARTS = ("plain", "decoding", "staged", "overhead", "skew", "saturated", "one_with_little_work", "slices")
+PARTS = (
+    "plain", "decoding", "staged", "direct", "overhead", "skew", "saturated", "one_with_little_work", "slices",
+)  # fmt: skip
 """What can be measured alone: names of functions of `figures`."""

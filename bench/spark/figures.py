@@ -80,21 +80,35 @@ def decoding(found: Servers, quick: bool) -> Iterator[Figure]:
 
 def staged(found: Servers, quick: bool) -> Iterator[Figure]:
     """PostgreSQL staged, end to end, and its rivals in the same database."""
-    records = 3_000 if quick else 9_000
-    values = [document(number) for number in range(records)]
-    one = job(found, values, TWO, sink=found.database, state_dsn=found.database, path="staged", cost="per_row(1)",
-              **per_trigger(records // BATCHES, 2 * MEASUREMENTS))  # fmt: skip
-    seen = run(one, found.database)
-    assert seen.rows == records * MEASUREMENTS
-    copied = rivals.copy_rate(found.database, rivals.rows_of(values))
-    yield Figure("PostgreSQL staged, end to end", seen.rate, "rows/s", 10_000, floor=copied, notes=seen.notes())
-    yield Figure("PostgreSQL staged, of plain COPY", 100 * seen.rate / copied, "%", 60)
+    seen, copied, figures = _beside_copy(found, "staged", quick)
+    yield from figures
     yield Figure("plain COPY by psycopg, one connection", copied, "rows/s")
-    rate, problem = rivals.jdbc_rate(found.database, records * MEASUREMENTS)
+    rate, problem = rivals.jdbc_rate(found.database, seen.rows)
     name = "Spark's own JDBC writer, two connections" + (f" (skipped: {problem})" if problem else "")
     yield Figure(name, rate, "rows/s", notes={"skipped": problem} if problem else {})
     yield Figure("memory of a Python worker, staged", seen.worker_mib, "MiB", 512, least=False)
     yield Figure("start to first write", seen.first_write_s, "s", 30, least=False)
+
+
+def direct(found: Servers, quick: bool) -> Iterator[Figure]:
+    """PostgreSQL direct, end to end: tasks upsert, at one time."""
+    _, _, figures = _beside_copy(found, "direct", quick)
+    yield from figures
+
+
+def _beside_copy(found: Servers, path: str, quick: bool) -> tuple[Run, float, list[Figure]]:
+    """A job into PostgreSQL by this path without a limit, and plain COPY of the same rows; rows/s."""
+    records = 3_000 if quick else 9_000
+    values = [document(number) for number in range(records)]
+    cost = MEASUREMENTS * (2 if path == "staged" else 1)
+    one = job(found, values, TWO, sink=found.database, state_dsn=found.database, path=path, cost="per_row(1)",
+              **per_trigger(records // BATCHES, cost))  # fmt: skip
+    seen = run(one, found.database)
+    assert seen.rows == records * MEASUREMENTS
+    copied = rivals.copy_rate(found.database, rivals.rows_of(values), f"bench_copy_{path}")
+    target = 10_000 if path == "staged" else None
+    rate = Figure(f"PostgreSQL {path}, end to end", seen.rate, "rows/s", target, floor=copied, notes=seen.notes())
+    return seen, copied, [rate, Figure(f"PostgreSQL {path}, of plain COPY", 100 * seen.rate / copied, "%", 60)]
 
 
 def overhead(found: Servers, quick: bool) -> Iterator[Figure]:
