@@ -13,6 +13,7 @@ from headrace_core.timeline.settings import Buffer, Settings
 from headrace_core.timeline.source import SourceStage
 from headrace_core.timeline.stage import TimelineStage
 from headrace_streams.owner import CLOCK_AGAIN_S, LOST_S, PURGE_AFTER_MS, Place, TimelineOwner, Written
+from headrace_streams.reads import Reads
 from headrace_streams.senders import MOST_INSTANCES, SILENT_MS, Senders
 
 SETTINGS = Settings(
@@ -26,11 +27,19 @@ class Partition:
     def __init__(self) -> None:
         self.clock = self.start = int(time.time() * 1000) + 3_600_000
         self.stage, self.source = TimelineStage(SETTINGS, "t", buffer_fixed=True), SourceStage(SETTINGS, "t", "in")
-        self.state: Any = MemoryStateWithPosition()
+        self.state = Reads(MemoryState())
+        self.raw: Any = SimpleNamespace()
+        """The database itself, which the owner asks for its position and nothing else."""
         self.offset = self.sent = 0
         self.lag = 0
         self.runner: Any = SimpleNamespace(
-            stage=self.stage, state=self.state, idle=True, next_offset=0, moved_at=0.0, senders=Senders()
+            stage=self.stage,
+            state=self.raw,
+            reads=self.state,
+            idle=True,
+            next_offset=0,
+            moved_at=0.0,
+            senders=Senders(),
         )
         worker: Any = SimpleNamespace(lag=lambda _: self.lag)
         self.owner, self.place = TimelineOwner(worker, Any), Place()
@@ -53,7 +62,7 @@ class Partition:
     def _applied(self, at: int, now: float) -> None:
         self.offset += 1
         self.clock = max(self.clock, at)
-        self.state.position = SimpleNamespace(marker=SimpleNamespace(clock=self.clock))
+        self.raw.position = SimpleNamespace(marker=SimpleNamespace(clock=self.clock))
         self.runner.next_offset, self.runner.moved_at = self.offset, now
 
     def ticks(self, now: float) -> bool:
@@ -75,12 +84,6 @@ class Partition:
     def purges(self, now: float) -> bool:
         self.place.purge_looked_at = -1e9
         return self.owner.wants_purge(self.runner, self.place, now)
-
-
-class MemoryStateWithPosition(MemoryState):
-    """As the runner's state is asked for its position."""
-
-    __slots__ = ("position",)
 
 
 def test_a_tick_is_written_when_something_is_due_and_the_log_is_silent() -> None:
@@ -118,7 +121,7 @@ def test_a_tick_that_came_too_early_is_repeated_after_pauses_that_double() -> No
     for _ in range(7):
         one.ticked(now)
         one.apply(one.start + 1, now)  # the broker's clock stands nearly still
-        one.state.position.marker.clock = one.start + 99
+        one.raw.position.marker.clock = one.start + 99
         pauses.append(next(ms for ms in range(1_000) if one.ticks(now + ms / 1000 + 1e-6)))
         now += pauses[-1] / 1000
     assert pauses == [5, 10, 20, 40, 80, 100, 100]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_where_nothing_waits_no_tick_is_wanted() -> None:
     assert not wants_tick(stage, MemoryState(), AT_MS)
 
 
+def due(at_ms: int | None) -> Callable[[State], int | None]:
+    """A stage's `next_due`, which is asked by way of the partition's reads and not of its database."""
+
+    def next_due(reads: State) -> int | None:
+        assert isinstance(reads, MemoryState)
+        return at_ms
+
+    return next_due
+
+
 class Tickets:
     """An outlet that keeps the partitions it was given ticks for."""
 
@@ -80,7 +91,7 @@ def test_the_clock_goes_on_from_the_marker_while_the_partition_is_silent(
     """A log whose clock is ahead of ours is due by its own clock, not by ours. Timelines have ticks of their own."""
     stage, clock = CountingStage(), int(time.time() * 1000) + 3_600_000
     due_ms = clock + 10_000 + ahead_ms
-    stage.next_due = lambda _: due_ms  # type: ignore[method-assign]
+    stage.next_due = due(due_ms)  # type: ignore[method-assign]
     state: Any = SimpleNamespace(position=SimpleNamespace(marker=SimpleNamespace(clock=clock)))
     runner = SimpleNamespace(
         spec=SimpleNamespace(rooted=rooted), partition=3, stage=stage, state=state, reads=MemoryState(), idle=True,
@@ -97,7 +108,7 @@ def waiting(silent_s: float, now: float, due_in_ms: int | None, *, idle: bool = 
     """A partition that has been silent for so long, in which something is due in so many ms."""
     stage = CountingStage()
     due_ms = None if due_in_ms is None else int(time.time() * 1000) + 3_600_000 + due_in_ms
-    stage.next_due = lambda _: due_ms  # type: ignore[method-assign]
+    stage.next_due = due(due_ms)  # type: ignore[method-assign]
     clock = int(time.time() * 1000) + 3_600_000 - int(silent_s * 1000)
     state = SimpleNamespace(position=SimpleNamespace(marker=SimpleNamespace(clock=clock)))
     return SimpleNamespace(

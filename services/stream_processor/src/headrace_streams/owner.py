@@ -126,23 +126,23 @@ class TimelineOwner:
 
     def clock_offsets(self, runner: PartitionRunner, place: Place, now: float) -> list[int]:
         """What to write in a `clock` record at `now` (monotonic s), ms by sender; empty: nothing."""
-        offset, state, stage = runner.next_offset, runner.state, runner.stage
-        if offset is None or state is None or now - place.clock_looked_at < CLOCK_LOOK_S:
+        offset, state, reads, stage = runner.next_offset, runner.state, runner.reads, runner.stage
+        if offset is None or state is None or reads is None or now - place.clock_looked_at < CLOCK_LOOK_S:
             return []
         place.clock_looked_at = now
         offsets = sorted(runner.senders.offsets(state.position.marker.clock).values())
         if not offsets or not isinstance(stage, JudgesClocks) or place.clock.awaited(offset, now):
             return []
-        again = stage.degraded(state) and now - place.clock.at > CLOCK_AGAIN_S
-        return offsets if again or stage.crossed(state, offsets) else []
+        again = stage.degraded(reads) and now - place.clock.at > CLOCK_AGAIN_S
+        return offsets if again or stage.crossed(reads, offsets) else []
 
     def wants_tick(self, runner: PartitionRunner, place: Place, now: float) -> bool:
         """Whether to write a tick at `now` (monotonic s)."""
-        offset, state = runner.next_offset, runner.state
-        if offset is None or state is None:
+        offset, state, reads = runner.next_offset, runner.state, runner.reads
+        if offset is None or state is None or reads is None:
             return False
         if offset != place.asked:
-            place.asked, place.due_ms = offset, runner.stage.next_due(state)
+            place.asked, place.due_ms = offset, runner.stage.next_due(reads)
         if place.due_ms is None or place.tick.awaited(offset, now) or not runner.idle:
             return False
         clock, since = state.position.marker.clock, now - runner.moved_at
@@ -153,13 +153,13 @@ class TimelineOwner:
 
     def wants_purge(self, runner: PartitionRunner, place: Place, now: float) -> bool:
         """Whether to write a purge at `now` (monotonic s)."""
-        offset, state, stage = runner.next_offset, runner.state, runner.stage
-        if offset is None or state is None or now - place.purge_looked_at < PURGE_LOOK_S:
+        offset, state, reads, stage = runner.next_offset, runner.state, runner.reads, runner.stage
+        if offset is None or state is None or reads is None or now - place.purge_looked_at < PURGE_LOOK_S:
             return False
         place.purge_looked_at = now
         if place.purge.awaited(offset, now) or not isinstance(stage, TimelineStage):
             return False
-        purge_ms = stage.next_purge(state)
+        purge_ms = stage.next_purge(reads)
         return purge_ms is not None and purge_ms + PURGE_AFTER_MS <= log_ms(
             state.position.marker.clock, now - runner.moved_at
         )
