@@ -186,6 +186,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return int(inside[1] or 1) if inside else int(self.spark.get("spark.task.maxFailures", "4"))
 
     @property
+    def cautions(self) -> list[str]:
+        """What a start warns of, as it works but is not advised (spark-writer.md 6)."""
+        twin = "speculation: a twin task spends capacity twice"
+        once = "a task is tried once, so a Python worker that dies ends the job; local[n,4] or 4 tries are usual"
+        return [twin] * self.speculates + [once] * (self.task_tries == 1)
+
+    @property
     def tasks_at_once(self) -> int:
         """As many Python workers may send at one time, as far as the job file tells."""
         inside = re.match(r"local(?:-cluster)?\[(\d+|\*)(?:,(\d+))?", self.master)

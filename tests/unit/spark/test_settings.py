@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,22 @@ def test_a_sink_on_another_host_leaves_a_twentieth_unused_unless_told(tmp_path: 
     assert load(write(tmp_path, sink=sink)).unused == unused
     told = load(write(tmp_path, sink=sink, headroom=0.0))
     assert (told.unused, told.usable) == (0.0, 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, []),
+        ({"master": "local[2]"}, ["tried once"]),
+        ({"master": "yarn"}, []),
+        ({"master": "yarn", "spark": {"spark.task.maxFailures": "1"}}, ["tried once"]),
+        ({"spark": {"spark.speculation": "true"}}, ["speculation"]),
+    ],
+)
+def test_a_start_warns_of_what_is_not_advised(changes: dict[str, Any], words: list[str]) -> None:
+    found = job(**changes).cautions
+    assert len(found) == len(words)
+    assert all(word in text for word, text in zip(words, found, strict=True))
 
 
 def test_a_delta_table_is_over_a_network_if_it_is_in_a_store_of_objects() -> None:

@@ -137,10 +137,8 @@ def run(settings: Settings, *, new_query: bool = False, new_checkpoint: bool = F
 
 def _run(settings: Settings, new_query: bool, new_checkpoint: bool, accept_loss: bool) -> int:
     job = _Job(settings)
-    if settings.speculates:
-        _log.warning("speculation: a twin task spends capacity twice")
-    if settings.task_tries == 1:
-        _log.warning("a task is tried once, so a Python worker that dies ends the job; local[n,4] or 4 tries are usual")
+    for one in settings.cautions:
+        _log.warning(one)
     try:
         job.ledger.prepare()
         folder = Path(settings.checkpoint).resolve()
