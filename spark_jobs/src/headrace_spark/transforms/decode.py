@@ -19,8 +19,9 @@ from typing import Any, Final
 import msgspec
 
 MAX_DEPTH: Final = 64
-_INT64: Final = 2**63
-_SURELY_DOUBLE: Final = 10**300
+INT64: Final = 2**63
+DOUBLE: Final = 10**300
+"""An integer within is surely a double."""
 _SPACED: Final = (b" :", b"\t:", b"\n:", b"\r:")
 _quick: Final = msgspec.json.Decoder().decode
 _NOISE: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}"]+', re.DOTALL)
@@ -72,17 +73,25 @@ def parse(value: bytes) -> Any:
 def _believed(value: bytes) -> Any:
     """The tree, if it surely has no flaw; else UNSET.
 
-    In JSON every key ends with a quote, and a colon follows it. Where no white space stands before a colon, the text
-    has at least as many pairs of quote and colon as keys; so if the tree has just as many keys, none came twice.
+    The tree has as many keys as the text has ends of keys, so none came twice.
     """
     try:
         tree = _quick(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return msgspec.UNSET
+    return tree if _keys(tree) == key_ends(value) else msgspec.UNSET
+
+
+def key_ends(value: bytes) -> int:
+    """At least how many keys the text has, each time that one comes; -1 if that cannot be told.
+
+    In JSON every key ends with a quote, and a colon follows it. Where no white space stands before a colon, the text
+    has at least as many pairs of quote and colon as keys; so if the tree has just as many keys, none came twice.
+    """
     ends = value.count(b'":')
     if value.count(b":") != ends and any(mark in value for mark in _SPACED):
-        return msgspec.UNSET
-    return tree if _keys(tree) == ends else msgspec.UNSET
+        return -1
+    return ends
 
 
 def _keys(tree: Any) -> int | None:
@@ -98,7 +107,7 @@ def _keys(tree: Any) -> int | None:
                 inner += one.values()
             elif kind is list:
                 inner += one
-            elif kind is int and not -_SURELY_DOUBLE < one < _SURELY_DOUBLE:
+            elif kind is int and not -DOUBLE < one < DOUBLE:
                 return None
         below, level = inner, level + 1
         if level > MAX_DEPTH:
@@ -131,6 +140,11 @@ def depth(value: bytes) -> int:
     return deepest
 
 
+def is_id(text: str) -> bool:
+    """Whether a text can be the id of a batch document."""
+    return _ID.fullmatch(text) is not None
+
+
 def text_problem(text: str) -> str | None:
     """Why a text cannot be part of a row id in every store, or None."""
     if "\x00" in text:
@@ -150,7 +164,7 @@ def time_ms(value: Any, name: str) -> int:
         raise Rejected(value.reason, f"{name}: {value.detail}")
     if isinstance(value, bool) or not isinstance(value, int):
         raise Rejected("schema", f"{name} must be an integer (ms)")
-    if not -_INT64 <= value < _INT64:
+    if not -INT64 <= value < INT64:
         raise Rejected("number_range", f"{name} does not fit 64 bits")
     return value
 
@@ -183,7 +197,7 @@ def _envelope(tree: Any) -> Document:
         raise Rejected("schema", "a batch document is an object")
     only(tree, _NAMES)
     times = {name: time_ms(tree.get(name), name) for name in _TIMES}
-    if not _ID.fullmatch(text(tree.get("id"), "id")):
+    if not is_id(text(tree.get("id"), "id")):
         raise Rejected("schema", "id must be 32 hexadecimal digits")
     if text(tree.get("close"), "close") not in ("timeout", "flush"):
         raise Rejected("schema", "close must be timeout or flush")

@@ -22,7 +22,7 @@ MAX_KEY_BYTES: Final = 2048
 One row beyond it would be refused by the store for ever, and hold up all others."""
 
 
-class Measurement(msgspec.Struct, frozen=True, array_like=True):
+class Measurement(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One leaf. `time_ms` is event time; a boolean has `value` 0.0 or 1.0 and `boolean` set."""
 
     metric: str
@@ -31,7 +31,7 @@ class Measurement(msgspec.Struct, frozen=True, array_like=True):
     boolean: bool
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True):
+class Refusal(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A member that is not taken: its index, the reason and a detail for people."""
 
     element: int

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from headrace_spark.transforms import quick
 from headrace_spark.transforms.costs import Dearest
 from headrace_spark.transforms.decode import Document, Rejected, decode
 from headrace_spark.transforms.measurements import Fits, Taken, measurements
@@ -73,8 +74,10 @@ def report(
     if kind(record.headers) in (b"tick", b"flush"):
         return Report(*place, skipped=True)
     try:
-        document = decode(record.value, max_bytes)
-        taken = measurements(document, _fits(document, dearest), left)
+        taken = quick.taken(record.value, max_bytes) if dearest is None and left is None else None
+        if taken is None:
+            document = decode(record.value, max_bytes)
+            taken = measurements(document, _fits(document, dearest), left)
     except Rejected as error:
         return Report(*place, reason=error.reason, detail=error.detail, record=known, round=past)
     own = {name: plain(value) for name, value in record.headers if name in carried} if carried else {}
