@@ -23,6 +23,7 @@ PREPARING: Final = "SELECT pg_advisory_xact_lock(hashtext('headrace prepare'))"
 HASTY: Final = "SET synchronous_commit = off"
 """PostgreSQL: commits of this connection do not wait for the disk. A crash of the server, and nothing else, may take
 those of the last half second."""
+_CHUNK: Final = 500
 
 
 class StateDown(HeadraceError):
@@ -59,6 +60,34 @@ class Transaction:
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a query."""
         return [tuple(row) for row in self._cursor(statement, values).fetchall()]
+
+    def among(self, table: str, fixed: tuple[str, str], column: str, wanted: Sequence[str]) -> set[str]:
+        """Those of the texts `wanted` that a row of the table has in `column`, beside the `fixed` (column, value). One
+        look into the index of both columns for each: PostgreSQL would read all rows with the fixed value for a table of
+        which it knows nothing yet."""
+        name, value = fixed
+        if self._postgres:
+            query = (
+                f"SELECT w.x FROM unnest(?::text[]) AS w(x) CROSS JOIN LATERAL"
+                f" (SELECT 1 FROM {table} WHERE {name} = ? AND {column} = w.x LIMIT 1) AS found"
+            )
+            return {row[0] for row in self.rows(query, (list(wanted), value))}
+        found = set[str]()
+        for start in range(0, len(wanted), _CHUNK):
+            part = wanted[start : start + _CHUNK]
+            query = f"SELECT {column} FROM {table} WHERE {name} = ? AND {column} IN ({', '.join('?' * len(part))})"
+            found |= {row[0] for row in self.rows(query, (value, *part))}
+        return found
+
+    def put(self, table: str, column: str, wanted: Sequence[str], beside: Mapping[str, int | str]) -> None:
+        """Insert a row for each of the texts in `column`, all with the values `beside`, unless it is there."""
+        names, marks = ", ".join([*beside, column]), ", ".join("?" * len(beside))
+        if self._postgres:
+            query = f"INSERT INTO {table} ({names}) SELECT {marks}, x FROM unnest(?::text[]) AS w(x)"
+            self.run(f"{query} ON CONFLICT DO NOTHING", (*beside.values(), list(wanted)))
+            return
+        query = f"INSERT INTO {table} ({names}) VALUES ({marks}, ?) ON CONFLICT DO NOTHING"
+        self.many(query, [(*beside.values(), one) for one in wanted])
 
     def many(self, statement: str, values: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each of many value lists."""

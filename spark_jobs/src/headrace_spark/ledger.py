@@ -38,7 +38,6 @@ _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS hr_dispatch (at_ns BIGINT NOT NULL, cost BIGINT NOT NULL, rows BIGINT NOT NULL)",
     "CREATE INDEX IF NOT EXISTS hr_dispatch_at ON hr_dispatch (at_ns)",
 )
-_CHUNK: Final = 500
 _MINUTE_MS: Final = 60_000
 _MINUTE_NS: Final = 60 * 1_000_000_000
 _DAY_NS: Final = 86_400 * 1_000_000_000
@@ -90,15 +89,8 @@ class Ledger:
         with self._database.transaction() as at:
             return dict(at.rows(query, (batch.query_id, batch.batch_id)))
 
-    def record_sent(self, batch: Batch, request_id: str, refused: str, hasty: bool = False) -> None:
-        """This request was answered for good; kept until the micro-batch is committed. `hasty`: a crash of the store's
-        server may lose it."""
-        if hasty:
-            self._database.note(
-                "hr_sent",
-                {"query_id": batch.query_id, "batch_id": batch.batch_id, "request_id": request_id, "refused": refused},
-            )
-            return
+    def record_sent(self, batch: Batch, request_id: str, refused: str) -> None:
+        """This request was answered for good; kept until the micro-batch is committed."""
         with self._database.transaction() as at:
             at.run(
                 "INSERT INTO hr_sent (query_id, batch_id, request_id, refused) VALUES (?, ?, ?, ?)"
@@ -152,13 +144,7 @@ class Ledger:
 
     def seen_in(self, at: Transaction, ids: Collection[str]) -> set[str]:
         """`seen`, inside a transaction of the caller."""
-        wanted, found = list(ids), set()
-        for start in range(0, len(wanted), _CHUNK):
-            part = wanted[start : start + _CHUNK]
-            marks = ", ".join("?" * len(part))
-            query = f"SELECT id FROM hr_seen WHERE job = ? AND id IN ({marks})"
-            found |= {row[0] for row in at.rows(query, (self._job, *part))}
-        return found
+        return at.among("hr_seen", ("job", self._job), "id", list(ids))
 
     def commit(
         self,
@@ -238,14 +224,7 @@ class Ledger:
             " DO UPDATE SET value = hr_total.value + excluded.value",
             [(self._job, name, number) for name, number in counts.items().items() if number],
         )
-        wanted = sorted(ids)
-        for start in range(0, len(wanted), _CHUNK):
-            part = wanted[start : start + _CHUNK]
-            marks = ", ".join(["(?, ?, ?)"] * len(part))
-            at.run(
-                f"INSERT INTO hr_seen (job, id, seen_at) VALUES {marks} ON CONFLICT (job, id) DO NOTHING",
-                [value for one in part for value in (self._job, one, now_ms)],
-            )
+        at.put("hr_seen", "id", sorted(ids), {"job": self._job, "seen_at": now_ms})
         if not 0 <= now_ms - self._forgotten_ms < min(_MINUTE_MS, self._retention_ms // 10):  # it reads all
             at.run("DELETE FROM hr_seen WHERE job = ? AND seen_at < ?", (self._job, now_ms - self._retention_ms))
             self._forgotten_ms = now_ms
