@@ -98,7 +98,7 @@ def direct(found: Servers, quick: bool) -> Iterator[Figure]:
 
 def _beside_copy(found: Servers, path: str, quick: bool) -> tuple[Run, float, list[Figure]]:
     """A job into PostgreSQL by this path without a limit, and plain COPY of the same rows; rows/s."""
-    records = 3_000 if quick else 9_000
+    records = 3_000 if quick else 36_000
     values = [document(number) for number in range(records)]
     cost = MEASUREMENTS * (2 if path == "staged" else 1)
     one = job(found, values, TWO, sink=found.database, state_dsn=found.database, path=path, cost="per_row(1)",
