@@ -107,6 +107,36 @@ def test_rows_reach_postgresql_and_the_ledger_may_live_there_too(job: Callable[.
     assert {one["reason"]: one.get("element") for one in letters} == {"schema": None, "sink_rejected": 0}
 
 
+def test_the_direct_path_makes_the_same_requests_with_another_number_of_tasks(
+    job: Callable[..., Job], database: str
+) -> None:
+    """Case 16. The driver dies when all tasks have ended, and the store forgets what they wrote; then, as after a crash
+    of its server, while the driver goes on."""
+    one = job(sink=database, state_dsn=database, capacity=5000, available_now=True, master="local[1]")
+    produce(one, documents(60))
+    found = []
+    for master in ("local[1]", "local[4]"):
+        one.change(master=master)
+        assert one.run(environment={"HEADRACE_SPARK_FAULT": "sent:0"}) == -signal.SIGKILL, one.log()[-4000:]
+        with psycopg.connect(database) as db:
+            found.append(sorted(db.execute("SELECT request_id, inserted FROM hr_request").fetchall()))
+            db.execute("TRUNCATE hr_request, measurements")
+    assert found[0] == found[1]
+    assert sum(rows for _, rows in found[0]) == 600
+    one.start(environment={"HEADRACE_SPARK_FAULT": "stop:sent:0"})
+    until(one.stopped, one)
+    with psycopg.connect(database) as db:
+        db.execute("TRUNCATE hr_request, measurements")
+    one.send(signal.SIGCONT)
+    until(lambda: "the tasks run again" in one.log(), one)
+    until(one.stopped, one)
+    one.send(signal.SIGCONT)
+    assert one.wait() == 0, one.log()[-4000:]
+    with psycopg.connect(database) as db:
+        assert db.execute("SELECT count(*) FROM measurements").fetchone() == (600,)
+        assert db.execute("SELECT value FROM hr_total WHERE name = 'inserted'").fetchone() == (600,)
+
+
 def test_a_wrong_schema_stops_the_job_and_writes_no_dead_letters(job: Callable[..., Job]) -> None:
     one = job(expected_cost_per_record=0.5)
     produce(one, [b'{"other": "schema"}'] * 300)

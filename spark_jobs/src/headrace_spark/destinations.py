@@ -90,11 +90,6 @@ def upserts(settings: Settings) -> bool:
     return settings.mode == "keyed" and settings.path == "direct" and settings.sink.startswith(POSTGRES)
 
 
-def at_once(settings: Settings) -> int:
-    """Most requests that one task has at work at one time. An upsert has the worker's one connection for itself."""
-    return 1 if upserts(settings) else settings.max_concurrent_batches
-
-
 def check_lanes(found: Settings) -> None:
     """Raise `ConfigError` for the first field that cannot work with the sink in mode `lanes`."""
     named = found.sink.startswith((*HTTP, CALL))

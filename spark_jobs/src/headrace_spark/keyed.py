@@ -59,8 +59,6 @@ class KeyedSender:
         self._settings = settings
         self._attempts = attempts
 
-    remembered = False
-
     def stands(self, end: str) -> bool:
         """See `stands`."""
         return stands(self._settings, end)

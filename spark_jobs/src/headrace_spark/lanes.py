@@ -187,8 +187,6 @@ class LaneSender:
         self._patience = patience
         self._cancelled = cancelled or threading.Event()
 
-    remembered = False
-
     def stands(self, end: str) -> bool:  # noqa: ARG002
         """Whatever is recorded."""
         return True

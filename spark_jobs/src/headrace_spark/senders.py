@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from headrace_spark import kafka_clients
 from headrace_spark.attempts import Attempts, learning
 from headrace_spark.database import Database
-from headrace_spark.destinations import HTTP, upserts
+from headrace_spark.destinations import HTTP
 from headrace_spark.keyed import KeyedSender
 from headrace_spark.lanes import LaneSender, LaneSink
 from headrace_spark.ledger import Ledger
@@ -27,8 +27,6 @@ from headrace_spark.settings import Settings
 from headrace_spark.sinks.answers import Destination
 from headrace_spark.sinks.callables import CallableSink
 from headrace_spark.sinks.called import CalledSink
-from headrace_spark.sinks.postgres import PostgresSink
-from headrace_spark.tables import TableSender
 
 if TYPE_CHECKING:
     from headrace_spark.sinks.http import BulkSink
@@ -42,8 +40,7 @@ class Tools:
         self.ledger = Ledger(Database(settings.state_dsn), settings.job, settings.seen_retention_ms, run)
         self.pacer = WatchedAnswers(pacing())
         self._lanes = lane_sink(settings) if settings.mode == "lanes" else None
-        self._table = PostgresSink(settings.sink, settings.table) if upserts(settings) else None
-        self._keyed = destination(settings) if self._lanes is None and self._table is None else None
+        self._keyed = destination(settings) if self._lanes is None else None
         self._learned = learning(settings)
 
     def sender(self, patience: Patience, halt: threading.Event) -> Sender:
@@ -51,8 +48,6 @@ class Tools:
         settings = self._settings
         if self._lanes is not None:
             return LaneSender(settings, self.ledger, self._lanes, self, self.pacer, patience, halt)
-        if self._table is not None:
-            return TableSender(settings, self.ledger, self._table, self.pacer, patience)
         assert self._keyed is not None
         attempts = Attempts(settings, self.ledger, self._keyed, self.pacer, patience, self._learned, halt)
         return KeyedSender(settings, attempts)

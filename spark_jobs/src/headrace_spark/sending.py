@@ -56,20 +56,26 @@ class Carried(msgspec.Struct):
 
     def check(self) -> None:
         """Raise the failure."""
-        if self.failure is not None:
-            kind, args, more = pickle.loads(self.failure)
-            error: HeadraceError = kind.__new__(kind)  # its constructor may want something else than it hands on
-            error.args = args
-            error.__dict__.update(more)
-            raise error
+        raise_failure(self.failure)
+
+
+def failure_of(error: HeadraceError) -> bytes:
+    """For the report of a task that an error of the job itself ended; repeating the task would change nothing."""
+    return pickle.dumps((type(error), error.args, error.__dict__))
+
+
+def raise_failure(failure: bytes | None) -> None:
+    """Raise in the driver what a task reported, if anything."""
+    if failure is not None:
+        kind, args, more = pickle.loads(failure)
+        error: HeadraceError = kind.__new__(kind)  # its constructor may want something else than it hands on
+        error.args = args
+        error.__dict__.update(more)
+        raise error
 
 
 class Sender(Protocol):
-    """Sends one request after the other, for several threads at a time. `remembered`: the destination itself keeps the
-    ends until the micro-batch is committed, so a record of one may be lost with the state store's server."""
-
-    @property
-    def remembered(self) -> bool: ...
+    """Sends one request after the other, for several threads at a time."""
 
     def send(self, batch: Batch, one: Packed) -> tuple[str, int]:
         """Until there is an end; returns it, and how many tries after the first it does not tell of."""
@@ -137,8 +143,8 @@ class Carrier:
         end = known.get(one.request.id)
         if end is None or not self._sender.stands(end):
             made, more = self._sender.send(batch, one)
-            end, hasty = made, self._sender.remembered
-            self._patience.keep(lambda: self._ledger.record_sent(batch, one.request.id, made, hasty))
+            end = made
+            self._patience.keep(lambda: self._ledger.record_sent(batch, one.request.id, made))
             if more:
                 found.retries[one.request.id] = more
         found.ends[one.request.id] = end
@@ -146,8 +152,8 @@ class Carrier:
 
 
 def failed(error: HeadraceError) -> Carried:
-    """The report of a task that an error of the job itself ended; repeating the task would change nothing."""
-    return Carried(failure=pickle.dumps((type(error), error.args, error.__dict__)))
+    """See `failure_of`."""
+    return Carried(failure=failure_of(error))
 
 
 def shares(queues: Sequence[Queue], count: int) -> list[list[Queue]]:

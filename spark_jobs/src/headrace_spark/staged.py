@@ -15,26 +15,26 @@ from typing import Final
 
 import structlog
 
+from headrace_spark import guilty
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database, StateDown, Transaction
 from headrace_spark.exits import CorruptInput
 from headrace_spark.faults import NO_FAULTS, Faults
+from headrace_spark.guilty import Fetch
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.pacing import Pacing
 from headrace_spark.patience import Patience
 from headrace_spark.plan import Sifted, breaks, corrupt, sift
 from headrace_spark.settings import Settings
-from headrace_spark.sinks.merging import Guilty, Merge, sweep, tidy
+from headrace_spark.sinks.merging import Merge, sweep, tidy
 from headrace_spark.sinks.port import Batch, Outcome, SinkDown
 from headrace_spark.sinks.staging import TaskReport
-from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, sink_rejected
-from headrace_spark.transforms.records import Place, Record
+from headrace_spark.transforms.dead_letters import DeadLetter, by_reason
 
 SWEEP_EVERY: Final = 100
 TIDY_ROWS: Final = 50_000
 _log = structlog.get_logger("headrace_spark")
-Fetch = Callable[[Sequence[Place]], Sequence[Record]]
 
 
 class StagedWriter:
@@ -136,7 +136,7 @@ class StagedWriter:
             outcome = merge.merge(merge.choose(attempts, sifted.ids))
         self._merged()
         self._refuse_to_drain(batch, len(merge.guilty), sum(one.staged for one in sifted.fresh))
-        letters = [*sifted.letters, *self._refused(merge.guilty, fetch)]
+        letters = [*sifted.letters, *guilty.letters(merge.guilty, fetch, settings)]
         if letters:
             self._outbox.send(letters)
         counts = self._counted(sifted, letters, tasks, merge, outcome)
@@ -175,10 +175,3 @@ class StagedWriter:
         outcome = self._pacer.run(cost, attempt)
         self._advanced()
         return outcome
-
-    def _refused(self, guilty: Sequence[Guilty], fetch: Fetch) -> list[DeadLetter]:
-        if not guilty:
-            return []
-        records = {(one.topic, one.partition, one.offset): one for one in fetch([one.place for one in guilty])}
-        found = [(records[one.place], one.metric, one.time_ms, one.detail) for one in guilty]
-        return list(sink_rejected(found, self._settings.max_document_bytes, self._settings.job))

@@ -1,125 +1,115 @@
-"""Upserts by tasks (spark-writer.md 7, PostgreSQL, option `path = "direct"`): one request, one bounded transaction.
+"""One micro-batch of PostgreSQL's direct path in the driver (spark-writer.md 7, option `path = "direct"`).
 
-Theory: the transaction that writes a request records its outcome in the store itself (`hr_request`). A task that is
-repeated, or a driver that starts again, finds it there: nothing is written twice, no capacity is spent twice, and the
-counts stay exact, whatever died between the store's commit and the record in the state store (`sending.py`).
-
-A request that a constraint of the table refuses left nothing; it is cut in halves, each a request of its own with its
-own outcome, until the guilty rows stand alone. They are rejected, the others written. The cuts are a function of the
-request and of what is refused, so a repeat makes the same ones.
+Theory: when the tasks have ended, all rows have their effect; they are made durable (`secure`), and the ledger row is
+written last, in the state store. A repeat before that finds the outcomes of its requests in the store (`upserts.py`);
+they go when the ledger row stands. Dead letters are acknowledged before it; a repeat writes the same bytes again.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final
+import time
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
-import msgspec
-import psycopg
-
-from headrace_spark.attempts import Ended
+from headrace_spark import guilty
 from headrace_spark.counts import Counts
+from headrace_spark.exits import CorruptInput
 from headrace_spark.faults import NO_FAULTS, Faults
-from headrace_spark.keyed import Fetch, KeyedWriter
+from headrace_spark.guilty import Fetch, Guilty
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
-from headrace_spark.pacing import Pacing
 from headrace_spark.patience import Patience
-from headrace_spark.sending import Courier, Packed
+from headrace_spark.plan import Sifted, breaks, corrupt, sift
 from headrace_spark.settings import Settings
-from headrace_spark.sinks.port import Batch, Outcome, Sink
-from headrace_spark.transforms.records import Report
-from headrace_spark.transforms.rows import Request, request_id
-
-REJECTED: Final = "sink_rejected"
-_Refused = (psycopg.IntegrityError, psycopg.DataError)
+from headrace_spark.sinks.port import Batch
+from headrace_spark.transforms.dead_letters import DeadLetter, by_reason
+from headrace_spark.upserts import Upserted
 
 
-class TableSender:
-    """Implements `Sender` for one task and one micro-batch; one request at a time, on the sink's one connection. Sends
-    raise `SinkDown`, `StateDown`, `Superseded`, `Stalled`."""
+class Outcomes(Protocol):
+    """What the sink keeps of a micro-batch. Calls raise `SinkDown`."""
 
-    remembered = True
+    def secure(self, batch: Batch, requests: Collection[str]) -> None:
+        """Make durable what these requests wrote. Raises `OutcomesLost`."""
+        ...
 
-    def __init__(self, settings: Settings, ledger: Ledger, sink: Sink, pacer: Pacing, patience: Patience) -> None:
-        self._settings = settings
-        self._ledger = ledger
-        self._sink = sink
-        self._pacer = pacer
-        self._patience = patience
-        self._written: dict[str, Outcome] | None = None
-
-    def stands(self, end: str) -> bool:  # noqa: ARG002
-        """Every end is one."""
-        return True
-
-    def send(self, batch: Batch, one: Packed) -> tuple[str, int]:
-        """The end is an `Ended`, which has all tries. What a dead attempt wrote costs nothing now, but counts."""
-        rows, whole = one.request.rows, Outcome()
-        rejected: dict[int, str] = {}
-        tries = cost = 0
-        parts = deque([(0, len(rows))])
-        while parts:
-            low, high = parts.popleft()
-            request = one.request if high - low == len(rows) else self._part(one.request, low, high)
-            tries, cost = tries + 1, cost + request.cost
-            try:
-                whole += self._write(batch, request)
-            except _Refused as error:
-                if high - low == 1:
-                    rejected[low] = error.diag.message_primary or str(error)
-                else:
-                    middle = (low + high) // 2
-                    parts.extendleft([(middle, high), (low, middle)])
-        reasons = dict.fromkeys(rejected, REJECTED)
-        ended = Ended(whole.inserted, whole.replaced, whole.repeats, rejected, reasons, tries=tries, cost=cost)
-        return msgspec.json.encode(ended).decode(), 0
-
-    def _part(self, request: Request, low: int, high: int) -> Request:
-        rows = request.rows[low:high]
-        return Request(request_id(rows), rows, self._settings.cost_of.of(rows))
-
-    def _write(self, batch: Batch, request: Request) -> Outcome:
-        if self._written is None:
-            self._written = self._patience.keep(lambda: self._sink.outcomes(batch))
-        known = self._written.get(request.id)
-        if known is not None:
-            return known
-
-        def attempt(at_ns: int) -> Outcome:
-            self._ledger.dispatch(at_ns, request.cost, len(request.rows))
-            return self._sink.write(batch, request)
-
-        return self._patience.keep(lambda: self._pacer.run(request.cost, attempt))
+    def forget(self, batch: Batch) -> None:
+        """Drop it."""
+        ...
 
 
-class TableWriter(KeyedWriter):
-    """The driver's part: a `KeyedWriter` whose sink keeps outcomes until the ledger row stands. `forget` drops them."""
+class TableWriter:
+    """The driver's part; as `BatchWriter`."""
 
     def __init__(
         self,
         settings: Settings,
         ledger: Ledger,
-        courier: Courier,
         outbox: Outbox,
-        forget: Callable[[Batch], None],
+        sink: Outcomes,
         patience: Patience,
         *,
         faults: Faults = NO_FAULTS,
     ) -> None:
-        super().__init__(settings, ledger, courier, outbox, outbox, patience, faults=faults)
-        self._forget = forget
+        self._settings = settings
+        self._ledger = ledger
+        self._outbox = outbox
+        self._sink = sink
+        self._patience = patience
+        self._faults = faults
 
     def done(self, batch: Batch) -> bool:
         """True if the ledger has this micro-batch; what a kill left in the sink goes."""
-        if not super().done(batch):
+        if not self._patience.keep(lambda: self._ledger.done(batch)):
             return False
-        self._patience.keep(lambda: self._forget(batch))
+        self._patience.keep(lambda: self._sink.forget(batch))
         return True
 
-    def write(self, batch: Batch, reports: Sequence[Report], fetch: Fetch) -> Counts:
-        """See `KeyedWriter`; no row is ever late."""
-        counts = super().write(batch, reports, fetch)
-        self._patience.keep(lambda: self._forget(batch))
+    def write(self, batch: Batch, tasks: Sequence[Upserted], fetch: Fetch) -> Counts:
+        """Commit what the tasks wrote. `fetch` brings records again, for dead letters. Raises `CorruptInput`,
+        `OutcomesLost`, `SinkDown`, `StateDown` or `OutboxDown`; then it is not committed, and a repeat goes on where it
+        ended."""
+        settings, keep = self._settings, self._patience.keep
+        reports = [one for task in tasks for one in task.reports]
+        if corrupt(reports, settings.max_corrupt_share):
+            raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
+        self._faults.passed("sent", batch.batch_id)
+        keep(lambda: self._sink.secure(batch, [name for task in tasks for name in task.written]))
+        ids = {one.taken.id for one in reports if one.taken is not None}
+        sifted = sift(reports, keep(lambda: self._ledger.seen(ids)), settings.job)
+        refused = _refused(sifted, tasks)
+        self._refuse_to_drain(batch, len(refused), sum(one.staged for one in sifted.fresh))
+        letters = [*sifted.letters, *guilty.letters(refused, fetch, settings)]
+        if letters:
+            self._outbox.send(letters)
+        counts = _counted(sifted, tasks, len(refused), letters)
+        keep(lambda: self._ledger.commit(batch, counts, sifted.ids, time.time_ns() // 1_000_000))
+        keep(lambda: self._sink.forget(batch))
         return counts
+
+    def _refuse_to_drain(self, batch: Batch, refused: int, rows: int) -> None:
+        """The circuit breaker of spark-writer.md 3 for what the table refuses: no dead letter has gone out. What was
+        refused is asked again at the next start, when somebody has looked at the table."""
+        if breaks(refused, rows, self._settings.max_corrupt_share):
+            raise CorruptInput(f"micro-batch {batch.batch_id}: the table refuses {refused} of {rows} rows")
+
+
+def _refused(sifted: Sifted, tasks: Sequence[Upserted]) -> list[Guilty]:
+    """In order, without those of a document that has its effect from another place."""
+    fresh = {one.place for one in sifted.fresh}
+    found = [one for task in tasks for one in task.guilty if one.place in fresh]
+    return sorted(found, key=lambda one: (one.place, one.metric, one.time_ms))
+
+
+def _counted(sifted: Sifted, tasks: Sequence[Upserted], refused: int, letters: Sequence[DeadLetter]) -> Counts:
+    counts = sifted.counts
+    counts.rows = sum(one.staged for one in sifted.fresh)
+    counts.inserted = sum(task.inserted for task in tasks)
+    counts.replaced = sum(task.replaced for task in tasks)
+    counts.rows_refused = refused
+    counts.repeats = counts.rows - counts.inserted - counts.replaced - refused
+    counts.requests = sum(task.requests for task in tasks)
+    counts.retries = sum(task.tries - task.requests for task in tasks)
+    counts.cost = sum(task.cost for task in tasks)
+    counts.dead_letters = by_reason(letters)
+    return counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from headrace_spark.settings import Settings
@@ -73,6 +73,9 @@ class Watched:
         outcome = self.inner.write(batch, request)
         self._maybe("after")
         return outcome
+
+    def secure(self, batch: Batch, requests: Collection[str]) -> None:
+        self.inner.secure(batch, requests)  # type: ignore[attr-defined]  # only tables that tasks write to have it
 
     def forget(self, batch: Batch) -> None:
         self._maybe("forget")

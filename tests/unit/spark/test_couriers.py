@@ -157,7 +157,6 @@ def test_a_function_that_is_not_there_is_a_wrong_job_file_in_a_task_too(
 def test_progress_is_told_while_tasks_are_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(couriers, "_LOOK_S", 0.01)
     bench, told = Bench(tmp_path, monkeypatch), threading.Event()
-    one = SparkCourier(bench.settings, bench.ledger, bench.run, AtOnce, bench.pacer, NO_FAULTS, told.set)
-    with one._watching(BATCH):
+    with couriers.watching(lambda: len(bench.ledger.sent(BATCH)), told.set):
         bench.ledger.record_sent(BATCH, "a", "")
         assert told.wait(60)

@@ -27,8 +27,6 @@ ROW = Row("te/device/a//", "m", 1, 1, "0" * 32, 1.0, False)
 class Sender:
     """Notes who is at work, and fails where it is told to."""
 
-    remembered = False
-
     def __init__(
         self, fail: dict[str, BaseException] | None = None, waits: Callable[[str], object] = lambda _: None
     ) -> None:

@@ -1,5 +1,5 @@
-"""What the ways have in common whose tasks send what the driver planned (`couriers.py`): PostgreSQL direct, sinks that
-answer for each row, and lanes."""
+"""What the ways have in common whose tasks send what the driver planned (`couriers.py`): sinks that answer for each
+row, and lanes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sending by tasks, the Spark side (spark-writer.md 6 and 7): a stage whose tasks send what the driver planned.
 
-Each task has some of the queues (`sending.py`) and keeps several of them at work (`destinations.at_once`). It returns
+Each task has some of the queues (`sending.py`) and keeps several of them at work (`max_concurrent_batches`). It returns
 what became of the requests, and what it saw; only reports of attempts that Spark accepted come back. An error that
 repeating the task would not change comes back in the report too; anything else fails the attempt, and Spark repeats it.
 """
@@ -17,7 +17,6 @@ from typing import Any, Final
 import msgspec
 
 from headrace_core.errors import HeadraceError
-from headrace_spark import destinations
 from headrace_spark.database import StateDown
 from headrace_spark.faults import Faults
 from headrace_spark.jobs import logs
@@ -28,7 +27,7 @@ from headrace_spark.seen import Watched
 from headrace_spark.senders import Tools
 from headrace_spark.sending import Carried, Carrier, Packed, Queue, failed, shares
 from headrace_spark.settings import Settings
-from headrace_spark.sinks.port import Batch
+from headrace_spark.sinks.port import Batch, SinkDown
 
 _LOOK_S: Final = 2.0
 
@@ -76,7 +75,7 @@ class SparkCourier:
         work = SendWork(self._settings, batch, self._run, self._pacing, self._faults, os.getpid())
         blobs = [msgspec.msgpack.encode(part) for part in shares(queues, self._settings.tasks_at_once)]
         began_ns = time.monotonic_ns()
-        with self._watching(batch):
+        with watching(lambda: len(self._ledger.sent(batch)), self._advanced):
             found = self._context.parallelize(blobs, len(blobs)).mapPartitionsWithIndex(deliverer(work)).collect()
         whole, reports = Carried({}, {}), [msgspec.msgpack.decode(blob, type=Carried) for blob in found]
         for one in reports:
@@ -88,27 +87,28 @@ class SparkCourier:
             one.check()
         return whole
 
-    @contextmanager
-    def _watching(self, batch: Batch) -> Iterator[None]:
-        """Tell of progress that tasks record, while the driver waits for them."""
-        over = threading.Event()
 
-        def watch() -> None:
-            before = 0
-            while not over.wait(_LOOK_S):
-                with suppress(StateDown):
-                    now = len(self._ledger.sent(batch))
-                    if now != before:
-                        self._advanced()
-                    before = now
+@contextmanager
+def watching(ended: Callable[[], int], advanced: Callable[[], None]) -> Iterator[None]:
+    """Tell of progress that tasks record, while the driver waits for them. `ended`: how many requests have ended."""
+    over = threading.Event()
 
-        thread = threading.Thread(target=watch, name="headrace-watch", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+    def watch() -> None:
+        before = 0
+        while not over.wait(_LOOK_S):
+            with suppress(StateDown, SinkDown):
+                now = ended()
+                if now != before:
+                    advanced()
+                before = now
+
+    thread = threading.Thread(target=watch, name="headrace-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def deliverer(work: SendWork) -> Callable[[int, Iterable[bytes]], Iterator[bytes]]:
@@ -138,7 +138,7 @@ def _report(work: SendWork, queues: Sequence[Queue], part: int, attempt: int) ->
         tools.sender(patience, halt),
         tools.ledger,
         patience,
-        destinations.at_once(work.settings),
+        work.settings.max_concurrent_batches,
         halt,
         lambda: work.faults.passed("task", work.batch.batch_id, part, attempt),
     )

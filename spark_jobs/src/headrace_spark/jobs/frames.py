@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -31,8 +33,8 @@ def reporter(
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         encode = msgspec.msgpack.Encoder().encode
         for batch in batches:
-            blobs = [encode(report(_record(row), max_bytes, dearest, again, carried)) for row in batch.to_pylist()]
-            yield pa.RecordBatch.from_arrays([pa.array(blobs, type=pa.binary())], names=["report"])
+            blobs = [encode(report(record_of(row), max_bytes, dearest, again, carried)) for row in batch.to_pylist()]
+            yield told(blobs)
 
     return run
 
@@ -42,7 +44,7 @@ def reports(
 ) -> list[Report]:
     """Run the tasks over a micro-batch of the Kafka source and bring their reports to the driver. The number of records
     is bounded by `maxOffsetsPerTrigger`."""
-    return _collect(frame, reporter(max_bytes, dearest, again, carried), Report)
+    return collect(frame, reporter(max_bytes, dearest, again, carried), Report)
 
 
 def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -61,19 +63,19 @@ def stager(work: Work, pacing: Callable[[], Pacing]) -> Callable[[Iterable[pa.Re
         try:
             for batch in batches:
                 for row in batch.to_pylist():
-                    one.add(report(_record(row), work.max_document_bytes, work.dearest))
+                    one.add(report(record_of(row), work.max_document_bytes, work.dearest))
             done = one.finish()
         finally:
             pacer.rest()  # the task's end (spark-writer.md 6)
         blob = msgspec.msgpack.encode(msgspec.structs.replace(done, seen=pacer.take()))
-        yield pa.RecordBatch.from_arrays([pa.array([blob], type=pa.binary())], names=["report"])
+        yield told([blob])
 
     return run
 
 
 def stage(frame: Any, work: Work, pacing: Callable[[], Pacing]) -> list[TaskReport]:
     """Run the tasks of the staged path; the reports of the attempts that Spark accepted."""
-    return _collect(frame, stager(work, pacing), TaskReport)
+    return collect(frame, stager(work, pacing), TaskReport)
 
 
 def picker(places: Sequence[Place]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -91,7 +93,7 @@ def picker(places: Sequence[Place]) -> Callable[[Iterable[pa.RecordBatch]], Iter
 def records(frame: Any, places: Sequence[Place]) -> list[Record]:
     """Read these records of the micro-batch again, however many they are."""
     rows = _chosen(frame).mapInArrow(picker(places), _COLUMNS).toArrow().to_pylist()
-    return [_record(row) for row in rows]
+    return [record_of(row) for row in rows]
 
 
 _WORKERS: dict[int, tuple[Connection, Watched]] = {}
@@ -105,7 +107,15 @@ def _of_this_worker(dsn: str, pacing: Callable[[], Pacing]) -> tuple[Connection,
     return _WORKERS[pid]
 
 
-def _collect(frame: Any, function: Callable[..., Iterator[pa.RecordBatch]], kind: type[T]) -> list[T]:
+def told(blobs: Sequence[bytes]) -> pa.RecordBatch:
+    """Reports as a task returns them. `pyarrow.array` would import pandas, most of a second of CPU in every worker."""
+    ends = pa.py_buffer(struct.pack(f"={len(blobs) + 1}i", *accumulate(map(len, blobs), initial=0)))
+    column = pa.Array.from_buffers(pa.binary(), len(blobs), [None, ends, pa.py_buffer(b"".join(blobs))])
+    return pa.RecordBatch.from_arrays([column], names=["report"])
+
+
+def collect(frame: Any, function: Callable[..., Iterator[pa.RecordBatch]], kind: type[T]) -> list[T]:
+    """Run tasks over a micro-batch of the Kafka source; what they report, one `kind` for each blob."""
     blobs = _chosen(frame).mapInArrow(function, "report binary").toArrow()
     decode = msgspec.msgpack.Decoder(kind).decode
     return [decode(blob) for blob in blobs.column("report").to_pylist()]
@@ -117,6 +127,7 @@ def _chosen(frame: Any) -> Any:
     )
 
 
-def _record(row: dict[str, Any]) -> Record:
+def record_of(row: dict[str, Any]) -> Record:
+    """A row of the micro-batch as a Kafka record."""
     headers = [(header["key"], header["value"]) for header in row["headers"] or []]
     return Record(row["topic"], row["partition"], row["offset"], row["timestamp_ms"], row["key"], row["value"], headers)

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from headrace_core.errors import ConfigError
-from headrace_spark import checkpoint, kafka_clients, losses
+from headrace_spark import checkpoint, destinations, kafka_clients, losses
 from headrace_spark.ledger import Ledger
 from headrace_spark.settings import Settings
 
@@ -105,7 +105,7 @@ def stream(spark: Any, settings: Settings, limit: int, partitions: int, *, accep
         options["minOffsetsPerTrigger"] = str(min(settings.min_offsets_per_trigger, limit))
     if settings.max_trigger_delay_ms:
         options["maxTriggerDelay"] = f"{settings.max_trigger_delay_ms}ms"
-    if settings.mode == "keyed":  # in lanes a partition must not be torn apart
+    if settings.mode == "keyed" and not destinations.upserts(settings):  # else a partition must not be torn apart
         options["minPartitions"] = str(max(partitions, spark.sparkContext.defaultParallelism))
     own = {f"kafka.{name}": value for name, value in kafka_clients.plain(settings.kafka_options).items()}
     return spark.readStream.format("kafka").options(**{**own, **options}).load()

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
-import msgspec
 import psycopg
 
 from headrace_spark.database import Database, Transaction
+from headrace_spark.guilty import Guilty
 from headrace_spark.sinks.port import Batch, Outcome
 from headrace_spark.sinks.staging import StagingLost, staging_name
 from headrace_spark.transforms.costs import Cost
-from headrace_spark.transforms.records import Place
 from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
 
 _WINNERS: Final = """
@@ -46,15 +45,6 @@ SELECT count(*) FILTER (WHERE new), count(*) FILTER (WHERE NOT new) FROM merged"
 
 
 Operation = Callable[[int, int, Callable[[], Outcome]], Outcome]
-
-
-class Guilty(msgspec.Struct, frozen=True):
-    """A row that the store refuses, where it came from, and what the store says."""
-
-    place: Place
-    metric: str
-    time_ms: int
-    detail: str
 
 
 class Merge:

@@ -1,22 +1,35 @@
 """PostgreSQL as a sink (spark-writer.md 7, path `direct`).
 
-A request is sent as arrays and unfolded in the server, so it is four statements at most, whatever its size. Texts
-that take part in versions compare by bytes (`COLLATE "C"`), as Python and SQLite do.
+Theory: nearly every row of a fleet is new. So a request goes out by COPY into the table itself, and the table's key
+says whether all of it was new; if so, that was the upsert. Else COPY is undone to its savepoint, and the rows are sent
+as arrays and unfolded in the server: rows that are new are inserted, those with a higher version replace. How often
+COPY is tried follows how it ends (`Trial`), and changes nothing but the speed.
+
+COPY's binary format is only for columns of the very types of `_TABLE`; a table that somebody made with others gets
+arrays, which the server casts. Texts that take part in versions compare by bytes (`COLLATE "C"`), as Python and SQLite
+do.
+
+No request waits for the disk. All of a micro-batch are made durable at once, by the commit of `secure`: what was
+committed before it is in the log before it. A crash of the server until then takes the newest requests, rows and
+outcomes alike; `secure` sees that, and the micro-batch is repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
 from psycopg import sql
 
+from headrace_core.errors import HeadraceError
 from headrace_spark.database import PREPARING
+from headrace_spark.sinks.copying import MEASURED, measured
 from headrace_spark.sinks.port import Batch, Outcome, SinkDown
 from headrace_spark.transforms.rows import Request
 
+_Connection = psycopg.Connection[tuple[Any, ...]]
 _OUTCOMES: Final = sql.SQL("""
 CREATE TABLE IF NOT EXISTS hr_request (
   query_id text NOT NULL, batch_id bigint NOT NULL, request_id text NOT NULL,
@@ -27,9 +40,14 @@ CREATE TABLE IF NOT EXISTS {table} (
   source text COLLATE "C" NOT NULL, metric text COLLATE "C" NOT NULL, time_ms bigint NOT NULL,
   value double precision NOT NULL, boolean boolean NOT NULL, closed_at bigint NOT NULL, batch text COLLATE "C" NOT NULL,
   PRIMARY KEY (source, metric, time_ms))""")
-_ENTER: Final = "INSERT INTO hr_request VALUES (%s, %s, %s, 0, 0, 0) ON CONFLICT DO NOTHING"
+_ENTER: Final = (
+    "INSERT INTO hr_request SELECT %s, %s, %s, 0, 0, 0"
+    " FROM (SELECT set_config('synchronous_commit', 'off', true)) AS hasty ON CONFLICT DO NOTHING"
+)
 """Waits for the end of another transaction that writes the same request: a task that Spark gave up may still be at it,
 beside the one that repeats it."""
+_SECURED: Final = "INSERT INTO hr_request VALUES (%s, %s, '', 0, 0, 0) ON CONFLICT DO NOTHING"
+_SECURE: Final = "UPDATE hr_request SET repeats = repeats + 1 WHERE query_id = %s AND batch_id = %s AND request_id = ''"
 _THIS: Final = " WHERE query_id = %s AND batch_id = %s AND request_id = %s"
 _KNOWN: Final = "SELECT inserted, replaced, repeats FROM hr_request" + _THIS
 _RECORD: Final = "UPDATE hr_request SET inserted = %s, replaced = %s, repeats = %s" + _THIS
@@ -46,6 +64,41 @@ _REPLACE: Final = sql.SQL(
     " WHERE t.source = n.source AND t.metric = n.metric AND t.time_ms = n.time_ms"
     ' AND (t.closed_at, t.batch) < (n.closed_at, n.batch COLLATE "C")'
 )
+_COPY: Final = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)")
+_COLUMNS: Final = """
+SELECT attname, format_type(atttypid, NULL) FROM pg_attribute
+WHERE attrelid = to_regclass(%s) AND attname = ANY(%s) AND NOT attisdropped"""
+_TEXTS: Final = ("text", "character varying")
+_TYPES: Final = {"source": _TEXTS, "metric": _TEXTS, "batch": _TEXTS, "time_ms": ("bigint",), "closed_at": ("bigint",),
+                 "value": ("double precision",), "boolean": ("boolean",)}  # fmt: skip
+LONGEST: Final = 64
+
+
+class OutcomesLost(HeadraceError):
+    """The store lost what tasks wrote; the micro-batch must be repeated."""
+
+    code = "outcomes_lost"
+    retry = True
+
+
+class Trial:
+    """Whether COPY is worth a try: always while it works; after `n` failures in a row every `2 ** n`th time, and every
+    `LONGEST`th at least."""
+
+    def __init__(self) -> None:
+        self._skip = self._pause = 0
+
+    def due(self) -> bool:
+        """Whether this request is to try."""
+        if self._skip:
+            self._skip -= 1
+            return False
+        return True
+
+    def ended(self, well: bool) -> None:
+        """How the try ended."""
+        self._pause = 0 if well else min(2 * self._pause + 1, LONGEST - 1)
+        self._skip = self._pause
 
 
 class PostgresSink:
@@ -53,8 +106,11 @@ class PostgresSink:
 
     def __init__(self, dsn: str, table: str = "measurements") -> None:
         self._dsn = dsn
+        self._name = table
         self._table = sql.Identifier(table)
-        self._open: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._trial = Trial()
+        self._copies: bool | None = None
+        self._open: _Connection | None = None
 
     def prepare(self) -> None:
         with self._transaction() as db:
@@ -63,7 +119,10 @@ class PostgresSink:
             db.execute(_OUTCOMES)
 
     def outcomes(self, batch: Batch) -> dict[str, Outcome]:
-        query = "SELECT request_id, inserted, replaced, repeats FROM hr_request WHERE query_id = %s AND batch_id = %s"
+        query = (
+            "SELECT request_id, inserted, replaced, repeats FROM hr_request"
+            " WHERE query_id = %s AND batch_id = %s AND request_id <> ''"
+        )
         with self._transaction() as db:
             return {row[0]: Outcome(*row[1:]) for row in db.execute(query, (batch.query_id, batch.batch_id))}
 
@@ -74,9 +133,19 @@ class PostgresSink:
                 known = db.execute(_KNOWN, key).fetchone()
                 assert known is not None, "a transaction that entered it has committed"
                 return Outcome(*known)
-            outcome = self._upsert(db, request)
+            outcome = self._copied(db, request) or self._upsert(db, request)
             db.execute(_RECORD, (outcome.inserted, outcome.replaced, outcome.repeats, *key))
             return outcome
+
+    def secure(self, batch: Batch, requests: Collection[str]) -> None:
+        """Make durable what these requests of the micro-batch wrote. Raises `OutcomesLost`, `SinkDown`."""
+        key = batch.query_id, batch.batch_id
+        with self._transaction() as db:
+            db.execute(_SECURED, key)
+            db.execute(_SECURE, key)  # a commit that changes nothing would not wait for the disk
+        lost = set(requests) - self.outcomes(batch).keys()
+        if lost:
+            raise OutcomesLost(f"micro-batch {batch.batch_id}: {len(lost)} requests are gone, as after a crash")
 
     def forget(self, batch: Batch) -> None:
         with self._transaction() as db:
@@ -87,7 +156,38 @@ class PostgresSink:
             self._open.close()
             self._open = None
 
-    def _upsert(self, db: psycopg.Connection[tuple[Any, ...]], request: Request) -> Outcome:
+    def _copied(self, db: _Connection, request: Request) -> Outcome | None:
+        """All rows by COPY; None if some of them are there already, or COPY cannot be used. Raises what a constraint
+        other than a key raises."""
+        if self._copies is None:
+            self._copies = self._takes_copies(db)
+        if not self._copies or not self._trial.due():
+            return None
+        names, whole = sql.SQL(", ").join(map(sql.Identifier, MEASURED)), True
+        try:
+            with db.transaction(), db.cursor() as cursor:
+                with cursor.copy(_COPY.format(table=self._table, columns=names)) as copy:
+                    copy.write(measured(request.rows))
+                whole = cursor.rowcount == len(request.rows)
+                if not whole:  # a trigger has left out some
+                    raise psycopg.Rollback
+        except psycopg.errors.UniqueViolation:
+            self._trial.ended(well=False)
+            return None
+        except psycopg.errors.FeatureNotSupported:  # a view, or row-level security
+            self._copies = False
+            return None
+        if not whole:
+            self._copies = False
+            return None
+        self._trial.ended(well=True)
+        return Outcome(inserted=len(request.rows))
+
+    def _takes_copies(self, db: _Connection) -> bool:
+        found = db.execute(_COLUMNS, (f'"{self._name}"', list(_TYPES))).fetchall()
+        return len(found) == len(_TYPES) and all(kind in _TYPES[name] for name, kind in found)
+
+    def _upsert(self, db: _Connection, request: Request) -> Outcome:
         columns = _columns(request)
         inserted = db.execute(_INSERT.format(table=self._table), columns).rowcount
         replaced = 0
@@ -96,10 +196,10 @@ class PostgresSink:
         return Outcome(inserted, replaced, len(request.rows) - inserted - replaced)
 
     @contextmanager
-    def _transaction(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    def _transaction(self) -> Iterator[_Connection]:
         try:
             if self._open is None or self._open.closed:
-                self._open = psycopg.connect(self._dsn, autocommit=True)
+                self._open = psycopg.connect(self._dsn, autocommit=True, client_encoding="utf-8")
             with self._open.transaction():
                 yield self._open
         except psycopg.OperationalError as error:  # lost connections, 40001, 40P01

@@ -119,7 +119,7 @@ class Connection:
         """The connection, autocommit. Its commits do not wait for the disk: all that it writes is staged rows, which a
         crash of the server takes anyway, and records of what went out."""
         if self._open is None or self._open.closed:
-            self._open = psycopg.connect(self._dsn, autocommit=True)
+            self._open = psycopg.connect(self._dsn, autocommit=True, client_encoding="utf-8")
             self._open.execute(HASTY)
         return self._open
 

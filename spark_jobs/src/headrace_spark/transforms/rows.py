@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Final
 
 import msgspec
 
 from headrace_spark.transforms.measurements import MAX_KEY_BYTES, Measurement, Taken
 
+_encode: Final = msgspec.msgpack.Encoder().encode
+_named: Final = attrgetter("source", "metric", "time_ms", "closed_at", "batch")
+_identity: Final = attrgetter("source", "metric", "time_ms")
 MAX_ROW_BYTES: Final = MAX_KEY_BYTES + 32 + 25
 """Of the values of a row: source and metric, the id of its batch, numbers."""
 
 
-class Row(msgspec.Struct, frozen=True, order=True):
+class Row(msgspec.Struct, frozen=True, order=True, gc=False):
     """One row of the store. Times are ms; `batch` is the id of the batch document it came in."""
 
     source: str
@@ -62,7 +66,7 @@ class Keying(msgspec.Struct, frozen=True):
 
     def id(self, row: Row) -> tuple[str | int, ...]:
         """A row with the same id replaces it only with a higher version."""
-        return tuple(getattr(row, name) for name in self.key)
+        return tuple([getattr(row, name) for name in self.key])
 
     def version(self, row: Row) -> tuple[int | str, ...]:
         """Comparable with that of another row."""
@@ -99,8 +103,9 @@ def row_of(batch: str, source: str, closed_at: int, one: Measurement) -> Row:
 def highest(found: Iterable[Row], keying: Keying = IDENTITY) -> list[Row]:
     """One row for each id, the one with the highest version (the first of equals), in the order of the ids."""
     best: dict[tuple[str | int, ...], Row] = {}
+    id_of = _identity if keying == IDENTITY else keying.id
     for row in found:
-        name = keying.id(row)
+        name = id_of(row)
         rival = best.get(name)
         if rival is None or keying.version(row) > keying.version(rival):
             best[name] = row
@@ -115,13 +120,16 @@ class Bounds(msgspec.Struct, frozen=True):
     capacity: int = 1 << 62
 
 
-def requests(found: Sequence[Row], cost: Callable[[Sequence[Row]], int], bounds: Bounds) -> list[Request]:
-    """Cut rows into requests within the bounds, in order. A single row is never too large."""
+def requests(
+    found: Sequence[Row], cost: Callable[[Sequence[Row]], int], bounds: Bounds, within: str = ""
+) -> list[Request]:
+    """Cut rows into requests within the bounds, in order. A single row is never too large. `within` tells these
+    requests apart from others that may have the very same rows."""
     left, result = list(found), []
     while left:
         chunk = first(left, cost, bounds)
         left = left[len(chunk) :]
-        result.append(Request(request_id(chunk), chunk, cost(chunk)))
+        result.append(Request(request_id(chunk, within), chunk, cost(chunk)))
     return result
 
 
@@ -133,21 +141,28 @@ def with_headers(request: Request, known: Headers) -> Request:
 
 def first(found: Sequence[Row], cost: Callable[[Sequence[Row]], int], bounds: Bounds) -> list[Row]:
     """The rows of the first request: as many as rows and bytes allow, halved until their cost fits."""
-    chunk: list[Row] = []
-    size = 0
-    for row in found[: bounds.rows]:
-        size += row.size
-        if chunk and size > bounds.size:
-            break
-        chunk.append(row)
+    chunk = list(found[: bounds.rows])
+    if len(chunk) * MAX_ROW_BYTES > bounds.size:
+        chunk = _within(chunk, bounds.size)
     while len(chunk) > 1 and cost(chunk) > bounds.capacity:
         chunk = chunk[: len(chunk) // 2]
     return chunk
 
 
-def request_id(chunk: Sequence[Row]) -> str:
-    """The first 32 hex digits of the SHA-256 of the rows' ids and versions."""
-    digest = hashlib.sha256()
-    for row in chunk:
-        digest.update(msgspec.msgpack.encode((row.source, row.metric, row.time_ms, row.closed_at, row.batch)))
+def _within(found: Sequence[Row], size: int) -> list[Row]:
+    """The first rows that have so many bytes together; at least one."""
+    chunk: list[Row] = []
+    for row in found:
+        size -= row.size
+        if chunk and size < 0:
+            break
+        chunk.append(row)
+    return chunk
+
+
+def request_id(chunk: Sequence[Row], within: str = "") -> str:
+    """The first 32 hex digits of the SHA-256 of the rows' ids and versions, and of `within` before them."""
+    digest = hashlib.sha256(within.encode())
+    whole = _encode(list(map(_named, chunk)))
+    digest.update(memoryview(whole)[1 if len(chunk) < 16 else 3 if len(chunk) < 65536 else 5 :])
     return digest.hexdigest()[:32]
