@@ -23,10 +23,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(1200)]
 def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: Callable[..., Job]) -> None:
     one = job(expected_cost_per_record=1000.0)  # so a micro-batch has two records at first, and what is true later
     bad_member = document(900, [member(1, 1.0, "ok"), member(2, None, "nothing")])
-    produce(one, [*documents(40), b"\xff", b"{", bad_member, *documents(3)])
+    huge_name = b'{"' + b"\\u0001" * 150_000 + b'": 1}'  # its reason names it, and its escapes are six times as long
+    produce(one, [*documents(40), b"\xff", b"{", huge_name, bad_member, *documents(3)])
     one.start()
     until(lambda: one.rows() == 401, one)
-    until(lambda: one.metrics().get("headrace_spark_records_total") == 46, one)
+    until(lambda: one.metrics().get("headrace_spark_records_total") == 47, one)
     until(lambda: one.metrics().get("headrace_spark_restarts") == 1, one)
     until(lambda: one.metrics().get("headrace_spark_max_offsets_per_trigger", 0) >= 16, one)
     assert "max_offsets_per_trigger is off, so the query starts again" in one.log()
@@ -39,9 +40,9 @@ def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: 
     until(lambda: one.metrics().get("headrace_spark_processed_rows_per_second", 0) > 0, one)
     behind = f'headrace_spark_offsets_behind_latest{{partition="0",topic="{one.prefix}batches"}}'
     assert one.metrics()[behind] >= 0
-    assert written(one, "dead-letter") == 3
-    letters = {json.loads(letter.value())["reason"]: letter for letter in consume(one, "dead-letter", 3)}
-    assert sorted(letters) == ["not_json", "not_utf8", "null_value"]
+    assert written(one, "dead-letter") == 4
+    letters = {json.loads(letter.value())["reason"]: letter for letter in consume(one, "dead-letter", 4)}
+    assert sorted(letters) == ["not_json", "not_utf8", "null_value", "schema"]
     refused = json.loads(letters["null_value"].value())
     assert (refused["element"], refused["payload"]) == (1, bad_member.decode())
     assert dict(letters["null_value"].headers())["id"].decode() == "writer:{partition}:{offset}:1".format(**refused)
@@ -50,7 +51,7 @@ def test_batches_are_written_once_and_what_is_bad_goes_to_the_dead_letters(job: 
     one.send(signal.SIGTERM)
     assert one.wait() == 0
     one.start()
-    until(lambda: one.metrics().get("headrace_spark_records_total") == 46, one)
+    until(lambda: one.metrics().get("headrace_spark_records_total") == 47, one)
     one.send(signal.SIGTERM)
     assert one.wait() == 0
 

@@ -261,6 +261,10 @@ def check_metrics(numbers: dict[str, float]) -> None:
 
 def create_topics(kafka: str, prefix: str, partitions: int = PARTITIONS) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
-    topics = [NewTopic(f"{prefix}{name}", partitions, 1) for name in ("batches", "dead-letter")]
+    usual = {"max.message.bytes": "1048588"}  # of a broker that nobody configured
+    topics = [
+        NewTopic(f"{prefix}batches", partitions, 1),
+        NewTopic(f"{prefix}dead-letter", partitions, 1, config=usual),
+    ]
     for future in admin.create_topics(topics).values():
         future.result(240)

@@ -58,6 +58,17 @@ def test_of_our_packages_a_package_imports_itself_and_what_it_depends_on(folder:
     assert imported(folder) & NAMES <= allowed
 
 
+def test_every_module_of_the_jobs_but_their_spark_layer_is_kept_from_spark() -> None:
+    """spark-writer.md 1: the core must not import Spark, so that plain Python runs it."""
+    contracts = WORKSPACE["tool"]["importlinter"]["contracts"]
+    [contract] = [one for one in contracts if "headrace_spark.plan" in one.get("source_modules", ())]
+    assert {"headrace_spark.jobs", "pyspark"} <= set(contract["forbidden_modules"])
+    whole = ROOT / "spark_jobs/src/headrace_spark"
+    found = {at.stem for at in whole.iterdir() if at.suffix == ".py" or (at / "__init__.py").is_file()}
+    spark = {"__init__", "jobs", "capacity"}
+    assert set(contract["source_modules"]) == {f"headrace_spark.{name}" for name in found - spark}
+
+
 def imported(folder: Path) -> set[str]:
     found: set[str] = set()
     for file in folder.glob("src/**/*.py"):

@@ -34,7 +34,7 @@ from headrace_spark.sending import Carried, Courier, Packed
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.callables import Context, Result
 from headrace_spark.sinks.port import Batch, SinkDown
-from headrace_spark.transforms.dead_letters import TRACED, DeadLetter, by_reason
+from headrace_spark.transforms.dead_letters import TRACED, DeadLetter, by_reason, fitted
 from headrace_spark.transforms.records import Report
 from headrace_spark.transforms.rows import Request, Row, rows, with_headers
 
@@ -249,7 +249,6 @@ def parked(one: Packed, detail: str, attempts: int, job: str) -> DeadLetter:
         "detail": detail,
         "root": one.request.rows[0].source.split("/")[0],
         "topic": one.topic,
-        "payload": json.dumps([_plain(row) for row in one.request.rows], separators=(",", ":")),
         "receipt_time": closed_at,
         "lost_at": closed_at,
         "partition": one.partition,
@@ -259,9 +258,9 @@ def parked(one: Packed, detail: str, attempts: int, job: str) -> DeadLetter:
         "job": job,
         "attempts": attempts,
     }
+    payload = json.dumps([_plain(row) for row in one.request.rows], separators=(",", ":")).encode()
     traced = [(name, value.encode()) for name, value in shared.items() if name in TRACED]
-    named = [("id", f"{job}:{one.request.id}".encode()), ("stage", f"spark.{job}".encode()), *traced]
-    return DeadLetter(None, json.dumps(document, separators=(",", ":")).encode(), named, "sink_rejected")
+    return fitted(None, document, payload, f"{job}:{one.request.id}", traced)
 
 
 def common(request: Request) -> dict[str, str]:

@@ -2,6 +2,11 @@
 
 Theory: a dead letter is a pure function of the record and the refusal, so a replay writes the same bytes under the same
 `id` header, and a reader can drop the repeat. `lost_at` is therefore the record's time in its topic, not a clock.
+
+A letter must always find room, or one bad record would hold up all others for ever: it has at most `MAX_LETTER` bytes,
+whatever the record has. The payload is whole up to 512 KiB; a text whose escapes would take more than Base64 takes is
+shown in Base64. Only where key and headers leave no room for that is less of the payload shown, and where they leave
+none for an eighth of it, the letter goes without them and says so.
 """
 
 from __future__ import annotations
@@ -13,11 +18,17 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace_spark.transforms.decode import Rejected, decode
+from headrace_spark.transforms.decode import MAX_DETAIL, Rejected, decode
 from headrace_spark.transforms.measurements import of_member
 from headrace_spark.transforms.records import Record, Report
 
 MAX_PAYLOAD: Final = 512 * 1024
+MAX_LETTER: Final = 1_000_000
+"""Bytes of key, value and headers: what a topic takes unless told otherwise (`max.message.bytes` of 1,048,588)."""
+_LONGEST: Final = 4 * -(-MAX_PAYLOAD // 3)
+_KEEPS: Final = (MAX_PAYLOAD, MAX_PAYLOAD // 2, MAX_PAYLOAD // 4, MAX_PAYLOAD // 8)
+_HEADER_BYTES: Final = 16
+_BARE: Final = " (without the record's key and headers, which are too large)"
 TRACED: Final = frozenset({"traceparent", "tracestate"})
 """Headers of the record that its dead letter has too, so that the trace goes on (W3C Trace Context)."""
 
@@ -75,7 +86,6 @@ def letter(
         "detail": detail,
         "root": (_text(record.key) or "").split("/")[0],
         "topic": record.topic,
-        **_payload(record.value or b""),
         "receipt_time": receipt,
         "lost_at": record.append_ms,
         "partition": record.partition,
@@ -89,10 +99,34 @@ def letter(
     if element is not None:
         document["element"] = element
         place += f":{element}"
-    value = json.dumps(document, separators=(",", ":")).encode()
-    stage = f"spark.{job}"
     traced = [(name, found) for name, found in record.headers if name in TRACED and found is not None]
-    return DeadLetter(record.key, value, [("id", place.encode()), ("stage", stage.encode()), *traced], reason)
+    return fitted(record.key, document, record.value or b"", place, traced)
+
+
+def fitted(
+    key: bytes | None, document: dict[str, Any], payload: bytes, name: str, traced: Iterable[tuple[str, bytes]]
+) -> DeadLetter:
+    """The letter of `document`, which lacks the payload, under the id `name`, with as much of the payload as there is
+    room for."""
+    own = [("id", name.encode()), ("stage", f"spark.{document['job']}".encode())]
+    detail = str(document["detail"])[:MAX_DETAIL]
+    bare = {**document, "detail": detail + _BARE, "root": None, "key": None, "headers": {}}
+    for facts, named, kept in (({**document, "detail": detail}, [*own, *traced], key), (bare, own, None)):
+        for keep in _KEEPS:
+            found = DeadLetter(kept, _json({**facts, **_payload(payload, keep)}), named, document["reason"])
+            if _size(found) <= MAX_LETTER:
+                return found
+    raise AssertionError("a bare letter has room for an eighth")
+
+
+def _size(found: DeadLetter) -> int:
+    headers = sum(len(name.encode()) + len(value) + _HEADER_BYTES for name, value in found.headers)
+    return len(found.key or b"") + len(found.value) + headers
+
+
+def _json(value: Any) -> bytes:
+    """Half of a surrogate pair, which a function may say, is escaped."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def by_reason(letters: Iterable[DeadLetter]) -> dict[str, int]:
@@ -103,15 +137,21 @@ def by_reason(letters: Iterable[DeadLetter]) -> dict[str, int]:
     return counts
 
 
-def _payload(value: bytes) -> dict[str, Any]:
-    cut = value[:MAX_PAYLOAD]
-    more = {"truncated": True} if len(value) > MAX_PAYLOAD else {}
+def _payload(value: bytes, keep: int) -> dict[str, Any]:
+    more = {"truncated": True} if len(value) > keep else {}
+    text = _as_text(value[:keep], whole=not more)
+    if text is not None and len(_json(text)) - 2 <= _LONGEST:
+        return {"payload": text, **more}
+    return {"payload_base64": base64.b64encode(value[:keep]).decode("ascii"), **more}
+
+
+def _as_text(cut: bytes, *, whole: bool) -> str | None:
     try:
-        return {"payload": cut.decode("utf-8"), **more}
+        return cut.decode("utf-8")
     except UnicodeDecodeError as error:
-        if more and error.reason == "unexpected end of data":  # the cut went through a character
-            return {"payload": cut[: error.start].decode("utf-8"), **more}
-        return {"payload_base64": base64.b64encode(cut).decode("ascii"), **more}
+        if whole or error.reason != "unexpected end of data":
+            return None
+        return cut[: error.start].decode("utf-8")  # the cut went through a character
 
 
 def _receipt_ms(record: Record) -> int:

@@ -19,6 +19,8 @@ from typing import Any, Final
 import msgspec
 
 MAX_DEPTH: Final = 64
+MAX_DETAIL: Final = 1000
+"""Characters: a detail may name what the record has, which may be as long as the record."""
 INT64: Final = 2**63
 DOUBLE: Final = 10**300
 """An integer within is surely a double."""
@@ -36,7 +38,7 @@ class Rejected(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
-        self.detail = detail.encode("utf-8", "backslashreplace").decode("utf-8")
+        self.detail = detail[:MAX_DETAIL].encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class Flaw(msgspec.Struct, frozen=True):
