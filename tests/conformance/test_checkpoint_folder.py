@@ -34,18 +34,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
         end_jvm()
 
 
-@pytest.fixture(params=["local", "file", "hdfs"])
+@pytest.fixture(params=["local", "file", "hdfs", "viewfs"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens a folder that nobody else uses, or one below it; none is made yet."""
-    number = next(_numbers)
+    number, options = next(_numbers), dict(OPTIONS)
     match request.param:
         case "local":
             base = str(tmp_path / "c")
         case "file":
             base = f"file:{tmp_path}/c"
+        case "viewfs":  # another file system, which the configuration describes
+            options["spark.hadoop.fs.viewfs.mounttable.all.link./mounted"] = request.getfixturevalue("server").url + "/"
+            base = f"viewfs://all/mounted/c{number}"
         case _:
             base = f"{request.getfixturevalue('server').url}/c{number}"
-    return lambda *below: checkpoint_folder("/".join([base, *below]), OPTIONS)
+    return lambda *below: checkpoint_folder("/".join([base, *below]), options)
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CheckpointRefused
 from headrace_spark.folders.local import LocalFolder
+from headrace_spark.folders.port import Away
+from headrace_spark.jobs import process
 from headrace_spark.jobs.checkpoint import main
 from headrace_spark.ledger import Ledger
 from headrace_spark.sinks.port import Batch
@@ -348,3 +350,103 @@ def raising(error: Exception) -> Callable[..., None]:
         raise error
 
     return refuse
+
+
+class Store:
+    """A `Folder` in memory, which promises what object stores do and do not."""
+
+    uri = "store://c"
+
+    def __init__(self, *, looks_before: bool = False, copies: bool = False) -> None:
+        self._looks_before, self._copies = looks_before, copies
+        self._files: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self._looked = threading.Barrier(2)
+
+    def __str__(self) -> str:
+        return self.uri
+
+    def make(self) -> None:
+        pass
+
+    def names(self, folder: str) -> list[str]:
+        assert folder == ""
+        return list(self._files)
+
+    def read(self, file: str) -> bytes | None:
+        return self._files.get(file)
+
+    def begin(self, file: str) -> Begun:
+        if file in self._files:
+            raise FileExistsError(file)
+        return Begun(self, file)
+
+    def put(self, file: str, content: bytes) -> None:
+        with self._lock:
+            if file in self._files and not self._looks_before:
+                raise FileExistsError(file)
+            self._files[file] = content
+
+    def appear(self, file: str, content: bytes) -> None:
+        there = file in self._files
+        if not self._copies:
+            self.put(file, content)
+        elif there:
+            raise FileExistsError(file)
+        else:
+            self._looked.wait(10)
+            self._files[file] = content
+
+    def replace(self, file: str, content: bytes) -> None:
+        self._files[file] = content
+
+    def remove(self, file: str) -> None:
+        self._files.pop(file, None)
+
+
+class Begun:
+    def __init__(self, store: Store, file: str) -> None:
+        self._store, self._file = store, file
+
+    def finish(self, content: bytes) -> None:
+        self._store.put(self._file, content)
+
+
+def test_a_store_that_has_a_file_only_when_it_is_finished_may_refuse_the_second_then() -> None:
+    store = Store()
+    checkpoint.probe(store)
+    assert store.names("") == []
+
+
+@pytest.mark.parametrize(
+    ("lacks", "says"), [({"looks_before": True}, "created twice"), ({"copies": True}, "renaming replaces")]
+)
+def test_a_store_that_looks_before_it_writes_is_refused(lacks: dict[str, bool], says: str) -> None:
+    """S3 before it knew conditions; and a rename that looks, copies and deletes."""
+    store = Store(**lacks)
+    with pytest.raises(ConfigError, match=says):
+        checkpoint.probe(store)
+    assert store.names("") == []
+
+
+def test_a_driver_that_runs_may_remove_the_oldest_entry_meanwhile(folder: Folder) -> None:
+    class Removing(LocalFolder):
+        def read(self, file: str) -> bytes | None:
+            return None if file == "offsets/3" else super().read(file)
+
+    assert checkpoint.problems(Removing(folder.at), 6) == []
+
+
+def test_what_the_folder_refuses_is_the_job_files_mistake_unless_it_is_away_and_known(tmp_path: Path) -> None:
+    at = LocalFolder(tmp_path)
+    refused = PermissionError(errno.EACCES, "denied")
+    for error, known, refusal in (
+        (refused, None, ConfigError),
+        (refused, ("q", str(at)), ConfigError),
+        (Away("no answer"), None, ConfigError),
+        (Away("no answer"), ("q", "elsewhere"), ConfigError),
+        (Away("no answer"), ("q", str(at)), checkpoint.CheckpointAway),
+    ):
+        with pytest.raises(refusal, match=str(tmp_path)), checkpoint.usable(at, known):
+            raise error
+    assert process.exit_code(checkpoint.CheckpointAway("no answer")) == exits.FAILURE, "a supervisor starts it again"
