@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import msgspec
 
 from headrace_core.errors import HeadraceError
-from headrace_spark.checkpoint import examine
+from headrace_spark.checkpoint import examine, offsets_of
+from headrace_spark.folders.port import Folder
 
 Offsets = Mapping[tuple[str, int], int]
 
@@ -43,7 +43,7 @@ class Gap(msgspec.Struct, frozen=True):
         return f"{self.topic}, partition {self.partition}: offsets {self.first} to {self.last}, {self.count} of them"
 
 
-def needed(checkpoint: Path, written: int | None) -> dict[tuple[str, int], int]:
+def needed(checkpoint: Folder, written: int | None) -> dict[tuple[str, int], int]:
     """The first offset of each partition that is not committed, by Spark's commit log or by the ledger, whose newest
     batch id is `written`. Empty for a new checkpoint."""
     entries = examine(checkpoint)
@@ -51,10 +51,10 @@ def needed(checkpoint: Path, written: int | None) -> dict[tuple[str, int], int]:
         return {}
     ended = [one.batch_id for one in entries if one.committed or (written is not None and one.batch_id <= written)]
     if ended:
-        text = (checkpoint / "offsets" / str(ended[-1])).read_text(encoding="utf-8").splitlines()[2]
+        text = offsets_of(checkpoint, ended[-1])[2]
     else:
-        first = checkpoint / "sources" / "0" / "0"
-        text = first.read_text(encoding="utf-8").lstrip("\0").partition("\n")[2] if first.exists() else "{}"
+        first = checkpoint.read("sources/0/0")
+        text = first.decode().lstrip("\0").partition("\n")[2] if first is not None else "{}"
     found = json.loads(text)
     return {(topic, int(number)): at for topic, parts in found.items() for number, at in parts.items()}
 

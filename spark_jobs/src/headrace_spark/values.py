@@ -15,6 +15,7 @@ from psycopg import conninfo
 
 from headrace_core.errors import ConfigError
 from headrace_spark.database import is_postgres, sqlite_path
+from headrace_spark.folders.port import is_uri
 
 if TYPE_CHECKING:
     from headrace_spark.settings import Settings
@@ -26,8 +27,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE: Final = re.compile(r"(?!hr_)[A-Za-z_][A-Za-z0-9_]{0,62}", re.IGNORECASE)
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""Hadoop takes `hdfs:/folder` for `hdfs:///folder`; as the name of a folder here it would be a local one."""
 _SERVERS: Final = re.compile(r"([A-Za-z_]+://)?([^\s,:/\[\]]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
 _MASTER: Final = re.compile(r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[\d+,\d+,\d+\]|yarn|(spark|k8s)://\S+")
 _FRACTIONS: Final = {"share": (0, 1), "max_corrupt_share": (0, 1), "expected_cost_per_record": (0, MOST)}
@@ -118,9 +117,25 @@ def _places(found: Settings) -> None:
     require(
         all(_SERVERS.fullmatch(one.strip()) for one in servers), "kafka", "must be host:port, or several with commas"
     )
-    folder = "must name a folder that is mounted here, not a URL (hdfs:, s3a: and the like are not taken)"
-    require(found.checkpoint.strip() and not _SCHEME.match(found.checkpoint), "checkpoint", folder)
+    require(found.checkpoint.strip(), "checkpoint", "must name a folder")
+    if is_uri(found.checkpoint):
+        _uri(found.checkpoint)
     require(found.metrics_host.strip(), "metrics_host", "must name an address of this host")
+
+
+def _uri(checkpoint: str) -> None:
+    """A folder below the root of a file system of Hadoop. Its name is logged and kept, so it must hold no password."""
+    try:
+        parts = urlsplit(checkpoint)
+        secret, known = parts.password, parts.scheme != "file" or parts.netloc in ("", "localhost")
+    except ValueError:
+        raise ConfigError("checkpoint", "is no URL that can be read") from None
+    below = parts.path.startswith("/") and parts.path.strip("/")
+    require(below, "checkpoint", "must name a folder, as scheme://host/folder or file:/folder")
+    require(not secret, "checkpoint", "must hold no password: it is logged")
+    require(known, "checkpoint", "of a file: URL must be a folder of this host")
+    plain = not {".", ".."} & set(parts.path.strip("/").split("/")) and not re.search(r"[?#*{}\\\s]", checkpoint)
+    require(plain, "checkpoint", "must hold no '..', space, or other special character")
 
 
 def _spark(found: Settings) -> None:

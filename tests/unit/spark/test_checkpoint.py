@@ -20,6 +20,9 @@ from headrace_spark import checkpoint, exits
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CheckpointRefused
+from headrace_spark.folders.local import LocalFolder
+from headrace_spark.folders.port import Away
+from headrace_spark.jobs import process
 from headrace_spark.jobs.checkpoint import main
 from headrace_spark.ledger import Ledger
 from headrace_spark.sinks.port import Batch
@@ -69,26 +72,26 @@ def test_a_checkpoint_is_accepted_only_if_it_is_the_jobs_own(tmp_path: Path) -> 
     (own / "metadata").write_text('{"id":"q"}')
     known = ("q", str(own))
     no = {"new_query": False, "new_checkpoint": False}
-    checkpoint.check(None, other, **no)
-    checkpoint.check(known, own, **no)
+    checkpoint.check(None, LocalFolder(other), **no)
+    checkpoint.check(known, LocalFolder(own), **no)
     with pytest.raises(exits.CheckpointRefused, match="--new-checkpoint"):
-        checkpoint.check(known, other, **no)
-    checkpoint.check(known, other, new_query=False, new_checkpoint=True)
+        checkpoint.check(known, LocalFolder(other), **no)
+    checkpoint.check(known, LocalFolder(other), new_query=False, new_checkpoint=True)
     with pytest.raises(exits.CheckpointRefused, match="--new-query"):
-        checkpoint.check(("p", str(own)), own, **no)
+        checkpoint.check(("p", str(own)), LocalFolder(own), **no)
     (own / "metadata").unlink()
     with pytest.raises(exits.CheckpointRefused, match="missing"):
-        checkpoint.check(known, own, **no)
-    checkpoint.check(known, own, new_query=True, new_checkpoint=False)
+        checkpoint.check(known, LocalFolder(own), **no)
+    checkpoint.check(known, LocalFolder(own), new_query=True, new_checkpoint=False)
     (own / "metadata").write_text("")
     with pytest.raises(exits.CheckpointRefused, match="cannot be read"):
-        checkpoint.check(known, own, **no)
+        checkpoint.check(known, LocalFolder(own), **no)
 
 
 def test_a_checkpoint_that_is_whole_is_taken_and_listed(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.write_ledger(6)
-    checkpoint.whole(folder.at, 6)
-    checkpoint.whole(folder.at / "new", None)
+    checkpoint.whole(LocalFolder(folder.at), 6)
+    checkpoint.whole(LocalFolder(folder.at / "new"), None)
     assert folder.run("doctor") == 0
     said = capsys.readouterr()
     assert said.out.splitlines() == [
@@ -99,11 +102,18 @@ def test_a_checkpoint_that_is_whole_is_taken_and_listed(folder: Folder, capsys: 
 
 
 def test_a_folder_that_cannot_hold_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    checkpoint.probe(tmp_path / "new" / "deep")
+    probe(tmp_path / "new" / "deep")
     assert list((tmp_path / "new" / "deep").iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
-        checkpoint.probe(tmp_path / "file")
+        probe(tmp_path / "file")
+
+
+def probe(at: Path) -> None:
+    """As the writer."""
+    folder = LocalFolder(at)
+    with checkpoint.usable(folder, None):
+        checkpoint.probe(folder)
 
 
 def hole(folder: Folder) -> None:
@@ -148,7 +158,7 @@ def test_damage_is_refused_with_its_name(
     assert callable(damage)
     damage(folder)
     with pytest.raises(CheckpointRefused, match=problem):
-        checkpoint.whole(folder.at, folder.ledger.newest("q"))
+        checkpoint.whole(LocalFolder(folder.at), folder.ledger.newest("q"))
     assert folder.run("doctor") == 3
     assert problem in capsys.readouterr().err
 
@@ -231,12 +241,12 @@ def test_the_command_line_passes_it_on(folder: Folder) -> None:
 
 
 def test_the_probe_leaves_nothing_and_makes_the_folder(tmp_path: Path) -> None:
-    checkpoint.probe(tmp_path / "a" / "b")
+    probe(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 def test_probes_of_two_drivers_do_not_disturb_each_other(tmp_path: Path) -> None:
-    threads = [Thread(target=checkpoint.probe, args=(tmp_path,)) for _ in range(8)]
+    threads = [Thread(target=probe, args=(tmp_path,)) for _ in range(8)]
     with catch() as raised:
         for thread in threads:
             thread.start()
@@ -273,7 +283,7 @@ def test_a_store_that_lacks_one_thing_is_refused(
         case _:
             monkeypatch.setattr(os, "open", _refuse)
     with pytest.raises(ConfigError, match=says) as caught:
-        checkpoint.probe(tmp_path)
+        probe(tmp_path)
     assert caught.value.field == "checkpoint"
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
@@ -305,33 +315,33 @@ def test_a_committed_checkpoint_is_given_a_micro_batch_that_reads_nothing(
     folder: Folder, now_ms: int, found: int
 ) -> None:
     committed(folder)
-    assert checkpoint.awaken(folder.at, now_ms) == 7
+    assert checkpoint.awaken(LocalFolder(folder.at), now_ms) == 7
     version, metadata, offsets = folder.offsets(7).read_text().splitlines()
     assert (version, offsets) == ("v1", '{"headrace.batches":{"0":7}}'), "as in the one before"
     assert json.loads(metadata) == {"batchWatermarkMs": 0, "batchTimestampMs": found, "conf": {}}
-    assert checkpoint.problems(folder.at, 6) == []
-    assert checkpoint.awaken(folder.at, 99_000) is None, "it is left to be done"
+    assert checkpoint.problems(LocalFolder(folder.at), 6) == []
+    assert checkpoint.awaken(LocalFolder(folder.at), 99_000) is None, "it is left to be done"
     assert json.loads(folder.offsets(7).read_text().splitlines()[1])["batchTimestampMs"] == found
     assert sorted(file.name for file in (folder.at / "offsets").iterdir() if file.name.startswith(".headrace")) == []
 
 
 def test_what_is_left_to_be_repeated_or_begun_is_not_awakened(folder: Folder, tmp_path: Path) -> None:
-    assert checkpoint.awaken(folder.at, 9_000) is None
+    assert checkpoint.awaken(LocalFolder(folder.at), 9_000) is None
     assert not folder.offsets(7).exists()
-    assert checkpoint.awaken(tmp_path / "new", 9_000) is None
+    assert checkpoint.awaken(LocalFolder(tmp_path / "new"), 9_000) is None
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("links", [True, False])
 def test_of_two_drivers_one_awakens(folder: Folder, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     committed(folder)
-    before = checkpoint.examine(folder.at)
+    before = checkpoint.examine(LocalFolder(folder.at))
     if not links:
         monkeypatch.setattr(os, "link", raising(OSError(errno.EPERM, "no hard links")))
-    assert checkpoint.awaken(folder.at, 9_000) == 7
+    assert checkpoint.awaken(LocalFolder(folder.at), 9_000) == 7
     first = folder.offsets(7).read_bytes()
     monkeypatch.setattr(checkpoint, "examine", lambda _: before)  # the other one looked before that
-    assert checkpoint.awaken(folder.at, 10_000) is None
+    assert checkpoint.awaken(LocalFolder(folder.at), 10_000) is None
     assert folder.offsets(7).read_bytes() == first
 
 
@@ -340,3 +350,103 @@ def raising(error: Exception) -> Callable[..., None]:
         raise error
 
     return refuse
+
+
+class Store:
+    """A `Folder` in memory, which promises what object stores do and do not."""
+
+    uri = "store://c"
+
+    def __init__(self, *, looks_before: bool = False, copies: bool = False) -> None:
+        self._looks_before, self._copies = looks_before, copies
+        self._files: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self._looked = threading.Barrier(2)
+
+    def __str__(self) -> str:
+        return self.uri
+
+    def make(self) -> None:
+        pass
+
+    def names(self, folder: str) -> list[str]:
+        assert folder == ""
+        return list(self._files)
+
+    def read(self, file: str) -> bytes | None:
+        return self._files.get(file)
+
+    def begin(self, file: str) -> Begun:
+        if file in self._files:
+            raise FileExistsError(file)
+        return Begun(self, file)
+
+    def put(self, file: str, content: bytes) -> None:
+        with self._lock:
+            if file in self._files and not self._looks_before:
+                raise FileExistsError(file)
+            self._files[file] = content
+
+    def appear(self, file: str, content: bytes) -> None:
+        there = file in self._files
+        if not self._copies:
+            self.put(file, content)
+        elif there:
+            raise FileExistsError(file)
+        else:
+            self._looked.wait(10)
+            self._files[file] = content
+
+    def replace(self, file: str, content: bytes) -> None:
+        self._files[file] = content
+
+    def remove(self, file: str) -> None:
+        self._files.pop(file, None)
+
+
+class Begun:
+    def __init__(self, store: Store, file: str) -> None:
+        self._store, self._file = store, file
+
+    def finish(self, content: bytes) -> None:
+        self._store.put(self._file, content)
+
+
+def test_a_store_that_has_a_file_only_when_it_is_finished_may_refuse_the_second_then() -> None:
+    store = Store()
+    checkpoint.probe(store)
+    assert store.names("") == []
+
+
+@pytest.mark.parametrize(
+    ("lacks", "says"), [({"looks_before": True}, "created twice"), ({"copies": True}, "renaming replaces")]
+)
+def test_a_store_that_looks_before_it_writes_is_refused(lacks: dict[str, bool], says: str) -> None:
+    """S3 before it knew conditions; and a rename that looks, copies and deletes."""
+    store = Store(**lacks)
+    with pytest.raises(ConfigError, match=says):
+        checkpoint.probe(store)
+    assert store.names("") == []
+
+
+def test_a_driver_that_runs_may_remove_the_oldest_entry_meanwhile(folder: Folder) -> None:
+    class Removing(LocalFolder):
+        def read(self, file: str) -> bytes | None:
+            return None if file == "offsets/3" else super().read(file)
+
+    assert checkpoint.problems(Removing(folder.at), 6) == []
+
+
+def test_what_the_folder_refuses_is_the_job_files_mistake_unless_it_is_away_and_known(tmp_path: Path) -> None:
+    at = LocalFolder(tmp_path)
+    refused = PermissionError(errno.EACCES, "denied")
+    for error, known, refusal in (
+        (refused, None, ConfigError),
+        (refused, ("q", str(at)), ConfigError),
+        (Away("no answer"), None, ConfigError),
+        (Away("no answer"), ("q", "elsewhere"), ConfigError),
+        (Away("no answer"), ("q", str(at)), checkpoint.CheckpointAway),
+    ):
+        with pytest.raises(refusal, match=str(tmp_path)), checkpoint.usable(at, known):
+            raise error
+    assert process.exit_code(checkpoint.CheckpointAway("no answer")) == exits.FAILURE, "a supervisor starts it again"

@@ -30,7 +30,11 @@ HTTP = {"sink": "http://host/_bulk"}
 WRONG: dict[str, list[Any]] = {
     "job": ["", "a b", "a" * 101, "../a"],
     "kafka": ["", "host", "host:port", "a:1,,b:2", "http://a:1/x"],
-    "checkpoint": ["", " ", "s3a://bucket/checkpoint", "hdfs:///checkpoint", "hdfs:/checkpoint", "file:/c"],
+    "checkpoint": [
+        "", " ", "hdfs:checkpoint", "hdfs://host", "hdfs://host/", "hdfs:///", "file:c", "file://host/c",
+        "s3a://key:Waldkauz@bucket/c", "hdfs://[::1/c", "hdfs://host/c?a=1", "hdfs://host/c#a", "hdfs://host/a/../c",
+        "hdfs://host/a b", "hdfs://host/{a}",
+    ],
     "sink": ["", "mysql://h/d", "sqlite:///", "postgresql://u:Waldkauz@[::1/d", "call:json", "http://", "delta:table"],
     "state_dsn": ["", "s.db", "sqlite:///", "postgresql://u:Waldkauz@[::1/d"],
     "capacity": [0, -1, FAR],

@@ -8,11 +8,12 @@ import pytest
 
 from headrace_spark import losses
 from headrace_spark.database import Database
+from headrace_spark.folders.local import LocalFolder
 from headrace_spark.ledger import Ledger
 from headrace_spark.losses import DataLost, Gap
 
 
-def checkpoint(at: Path, ends: dict[int, str], committed: int, first: str = '{"t":{"0":2}}') -> Path:
+def checkpoint(at: Path, ends: dict[int, str], committed: int, first: str = '{"t":{"0":2}}') -> LocalFolder:
     """Micro-batches with the offsets at their ends; those up to `committed` are in the commit log."""
     for folder in ("offsets", "commits", "sources/0"):
         (at / folder).mkdir(parents=True)
@@ -21,7 +22,7 @@ def checkpoint(at: Path, ends: dict[int, str], committed: int, first: str = '{"t
         (at / "offsets" / str(number)).write_text(f"v1\n{{}}\n{offsets}")
         if number <= committed:
             (at / "commits" / str(number)).write_text("v1\n{}")
-    return at
+    return LocalFolder(at)
 
 
 def test_a_topic_that_is_read_no_more_is_told_from_one_that_was_deleted() -> None:
@@ -33,7 +34,7 @@ def test_a_topic_that_is_read_no_more_is_told_from_one_that_was_deleted() -> Non
 
 def test_what_is_needed_begins_where_the_last_committed_micro_batch_ended(tmp_path: Path) -> None:
     ends = {0: '{"t":{"0":5}}', 1: '{"t":{"0":9,"1":3}}'}
-    assert losses.needed(tmp_path / "new", None) == {}
+    assert losses.needed(LocalFolder(tmp_path / "new"), None) == {}
     assert losses.needed(checkpoint(tmp_path / "a", ends, 1), None) == {("t", 0): 9, ("t", 1): 3}
     open_one = checkpoint(tmp_path / "b", ends, 0)
     assert losses.needed(open_one, None) == {("t", 0): 5}

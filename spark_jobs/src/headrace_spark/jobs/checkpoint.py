@@ -2,7 +2,8 @@
 
 `doctor` lists the entries of `offsets/` and what is wrong with the checkpoint; with `--remove-newest` it removes the
 newest entry, if that was never committed. `repair` restores a missing query id from the state store. Exit code 0 if
-the checkpoint is whole (then), 3 if not, 2 for a wrong job file, 1 for anything else. The job must not run.
+the checkpoint is whole (then), 3 if not, 2 for a wrong job file or a folder that cannot be used, 1 for anything else.
+The job must not run. For a folder on a file system of Hadoop a JVM is started.
 """
 
 from __future__ import annotations
@@ -14,15 +15,22 @@ from pathlib import Path
 from headrace_core.errors import ConfigError, HeadraceError
 from headrace_spark import checkpoint, exits
 from headrace_spark.database import Database
+from headrace_spark.folders.port import Folder
+from headrace_spark.jobs.folder import checkpoint_folder
 from headrace_spark.ledger import Ledger
 from headrace_spark.settings import Settings, load
 
 
 def doctor(settings: Settings, *, remove_newest: bool = False) -> int:
     """List and judge; returns the exit code. Raises `CheckpointRefused` for an entry that must stay."""
-    ledger, folder = _ledger(settings), Path(settings.checkpoint).resolve()
+    ledger, folder = _ledger(settings), _folder(settings)
     known = ledger.query()
     written = ledger.newest(known[0]) if known else None
+    with checkpoint.usable(folder, known):
+        return _doctor(folder, known, written, remove_newest)
+
+
+def _doctor(folder: Folder, known: tuple[str, str] | None, written: int | None, remove_newest: bool) -> int:
     if remove_newest:
         print(f"offsets/{checkpoint.remove_newest(folder, written)} removed")
     for one in checkpoint.examine(folder):
@@ -41,13 +49,17 @@ def doctor(settings: Settings, *, remove_newest: bool = False) -> int:
 
 def repair(settings: Settings) -> int:
     """Restore `metadata`; returns the exit code. Raises `CheckpointRefused`."""
-    ledger = _ledger(settings)
+    ledger, folder = _ledger(settings), _folder(settings)
     known = ledger.query()
-    restored = checkpoint.restore(
-        Path(settings.checkpoint).resolve(), known, ledger.newest(known[0]) if known else None
-    )
+    with checkpoint.usable(folder, known):
+        restored = checkpoint.restore(folder, known, ledger.newest(known[0]) if known else None)
     print(f"metadata names the query {restored}")
     return exits.DONE
+
+
+def _folder(settings: Settings) -> Folder:
+    """With the job's options, so what its file system needs is there; nothing runs on the cluster."""
+    return checkpoint_folder(settings.checkpoint, settings.spark)
 
 
 def _ledger(settings: Settings) -> Ledger:

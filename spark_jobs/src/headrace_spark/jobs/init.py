@@ -18,7 +18,7 @@ kafka = "localhost:9092"              # bootstrap servers
 prefix = "headrace."                  # of all topics
 # topics = ["headrace.batches"]       # what is read; <prefix>batches if absent
 
-checkpoint = "/var/lib/headrace/checkpoint"   # durable, and of this job alone
+checkpoint = "/var/lib/headrace/checkpoint"   # durable, and of this job alone; or "hdfs://namenode:8020/folder"
 sink = "sqlite:////var/lib/headrace/measurements.db"      # or postgresql://user@host/database
 state_dsn = "sqlite:////var/lib/headrace/state.db"        # ledger and counts; the sink's database for the staged path
 # other sinks: delta:/data/measurements or delta:s3://bucket/path (secrets from the object store's environment),

@@ -59,14 +59,13 @@ def run_job(config: Path, run: Callable[[Settings], int]) -> int:
         return code
 
 
-def session(settings: Settings) -> Any:
-    """Spark with the job file's settings over ours."""
-    from pyspark.sql import SparkSession
-
+def options(settings: Settings) -> dict[str, str]:
+    """Of Spark: the job file's over ours. The environment of its processes is set, too."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(settings.master).appName(f"headrace-{settings.job}")
     defaults = {
+        "spark.master": settings.master,
+        "spark.app.name": f"headrace-{settings.job}",
         **({} if submitted.by_spark_submit() else {"spark.jars.packages": CONNECTOR}),
         "spark.ui.enabled": "false",
         "spark.speculation": "false",
@@ -75,7 +74,15 @@ def session(settings: Settings) -> Any:
         "spark.sql.redaction.options.regex": REDACTED,
         "spark.sql.streaming.stopTimeout": str(settings.stop_timeout_ms),
     }
-    for name, value in {**defaults, **settings.spark}.items():
+    return {**defaults, **settings.spark}
+
+
+def session(settings: Settings) -> Any:
+    """Spark with the job file's settings over ours."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for name, value in options(settings).items():
         builder = builder.config(name, value)
     found = builder.getOrCreate()
     found.sparkContext.setLogLevel("ERROR")

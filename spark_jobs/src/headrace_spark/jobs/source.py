@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -12,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace_core.errors import ConfigError
 from headrace_spark import checkpoint, destinations, kafka_clients, losses
+from headrace_spark.folders.port import Folder
 from headrace_spark.ledger import Ledger
 from headrace_spark.settings import Settings
 
@@ -63,7 +63,7 @@ class Topics:
         return {name: len(topics[name].partitions) for name in self._settings.subscribed if name in topics}
 
 
-def check(topics: Topics, ledger: Ledger, folder: Path, *, accept: bool) -> bool:
+def check(topics: Topics, ledger: Ledger, folder: Folder, *, accept: bool) -> bool:
     """Raise `DataLost` if offsets that are still needed are gone. True if some are, and that was accepted: the gaps are
     recorded then. Raises `ConfigError` for a job that reads a topic no more."""
     query = checkpoint.query_id(folder)

@@ -21,11 +21,13 @@ import structlog
 from headrace_core.errors import HeadraceError
 from headrace_spark import checkpoint, embedded, exits, kafka_clients, offsets
 from headrace_spark.database import Database, StateDown
+from headrace_spark.folders.port import Folder
 from headrace_spark.jobs import source
+from headrace_spark.jobs.folder import checkpoint_folder
 from headrace_spark.jobs.lane_frames import shaped
 from headrace_spark.jobs.listening import listen
 from headrace_spark.jobs.paths import way
-from headrace_spark.jobs.process import end, metrics_server, on_signals, run_job, session
+from headrace_spark.jobs.process import end, metrics_server, on_signals, options, run_job, session
 from headrace_spark.jobs.supervise import tell_pid
 from headrace_spark.ledger import Ledger
 from headrace_spark.metrics import Progress
@@ -141,12 +143,13 @@ def _run(settings: Settings, new_query: bool, new_checkpoint: bool, accept_loss:
         _log.warning(one)
     try:
         job.ledger.prepare()
-        folder = Path(settings.checkpoint).resolve()
-        checkpoint.check(job.ledger.query(), folder, new_query=new_query, new_checkpoint=new_checkpoint)
-        found = checkpoint.query_id(folder)
-        checkpoint.whole(folder, job.ledger.newest(found) if found else None)
-        checkpoint.probe(folder)
-        job.accepted = source.check(job.topics, job.ledger, folder, accept=accept_loss)
+        folder, known = checkpoint_folder(settings.checkpoint, options(settings)), job.ledger.query()
+        with checkpoint.usable(folder, known):
+            checkpoint.check(known, folder, new_query=new_query, new_checkpoint=new_checkpoint)
+            found = checkpoint.query_id(folder)
+            checkpoint.whole(folder, job.ledger.newest(found) if found else None)
+            checkpoint.probe(folder)
+            job.accepted = source.check(job.topics, job.ledger, folder, accept=accept_loss)
         job.way.prepare()
         on_signals(job.stop)
         return _run_checked(job, folder, accept_loss)
@@ -154,18 +157,19 @@ def _run(settings: Settings, new_query: bool, new_checkpoint: bool, accept_loss:
         job.way.stop()
 
 
-def _run_checked(job: _Job, folder: Path, accept_loss: bool) -> int:
+def _run_checked(job: _Job, folder: Folder, accept_loss: bool) -> int:
     """Where Spark fails, a loss of offsets explains more than what Spark says."""
     try:
         return _run_observed(job, folder)
     except HeadraceError:
         raise
     except Exception:
-        source.check(job.topics, job.ledger, folder, accept=accept_loss)
+        with suppress(OSError):  # a folder that cannot be read now must not hide why
+            source.check(job.topics, job.ledger, folder, accept=accept_loss)
         raise
 
 
-def _run_observed(job: _Job, folder: Path) -> int:
+def _run_observed(job: _Job, folder: Folder) -> int:
     if job.settings.metrics_port is None:
         return _run_spark(job, folder)
     server = metrics_server(job.settings, job.ledger, job.progress, job.way.pacer)
@@ -177,7 +181,7 @@ def _run_observed(job: _Job, folder: Path) -> int:
         server.stop()
 
 
-def _run_spark(job: _Job, folder: Path) -> int:
+def _run_spark(job: _Job, folder: Folder) -> int:
     spark = session(job.settings)
     try:
         listen(spark, job.progress.observe, job.progress.alive)
@@ -191,7 +195,7 @@ def _run_spark(job: _Job, folder: Path) -> int:
         end(spark)
 
 
-def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
+def _run_query(job: _Job, spark: Any, folder: Folder) -> bool:
     """One start of the query. True if it wants to be started again with another limit."""
     partitions = job.topics.partitions()
     limit = job.limit(partitions)
@@ -205,7 +209,7 @@ def _run_query(job: _Job, spark: Any, folder: Path) -> bool:
     )
     if job.settings.lanes_stream:  # its waiting rows are due by the clock, not by what comes
         checkpoint.awaken(folder, time.time_ns() // 1_000_000)
-    query = writer.option("checkpointLocation", folder.as_uri()).trigger(**trigger).start()
+    query = writer.option("checkpointLocation", folder.uri).trigger(**trigger).start()
     job.ledger.remember(query.id, str(folder))
     job.way.begin(query.id)
     work.named(query.id)
