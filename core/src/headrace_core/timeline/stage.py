@@ -2,6 +2,7 @@
 
 Counters are items of the state, so they are exact after any crash:
 `in` = `changed` + `noop` + `replayed` + `read` + `system` + `refused.*`.
+Of `changed`: `created`, `moved`, `cancelled`, `extended`, `released`, `completed`, `given_back`; else polls and leases.
 Beside that sum: `granted`, `parked`, `emitted`, `waits_served`, `waits_ended`, `clock_steps`; of `system`: `taken` and
 `duplicates` (a time buffer's records), `ticks`, of them `ticks_useless`.
 """
@@ -26,6 +27,7 @@ from headrace_core.timeline.polls import Parked, Served, with_bodies
 from headrace_core.timeline.refusals import Refused, bad_request
 from headrace_core.timeline.settings import Settings
 from headrace_core.timeline.source import TL_SOURCE
+from headrace_core.timeline.statuses import by_status
 from headrace_core.timeline.store import Store, derive
 from headrace_core.timeline.system import next_purge
 
@@ -35,6 +37,11 @@ ALWAYS = (
     "in", "changed", "noop", "replayed", "read", "system", "granted", "parked_total", "emitted", "taken", "duplicates",
     "ticks", "ticks_useless",
 )  # fmt: skip
+DONE = {
+    "create": "created", "move": "moved", "cancel": "cancelled", "extend": "extended", "release": "released",
+    "complete": "completed", "give_back": "given_back",
+}  # fmt: skip
+"""Counters of what changes one message; grants are counted by message, as a poll brings several."""
 
 
 class TimelineStage:
@@ -124,6 +131,10 @@ class TimelineStage:
         """See headrace_core.stage.HasOldest: what is not parked and stands first; its lease may be active still."""
         return next_timestamp(self._seen(state))
 
+    def statuses(self, state: State, at_ms: int) -> Mapping[str, int]:
+        """See headrace_core.stage.HasStatuses (timeline.md 4, 19)."""
+        return by_status(self._seen(state), at_ms)
+
     def degraded(self, state: State) -> bool:
         """See headrace_core.stage.JudgesClocks (timeline.md 12.3)."""
         return Store(state, {}).clock.degraded
@@ -151,7 +162,7 @@ class TimelineStage:
     def gauges(self, state: State) -> Mapping[str, int]:
         """Counters and gauges by name."""
         clock = Store(state, {}).clock
-        found = dict.fromkeys(ALWAYS, 0)
+        found = dict.fromkeys((*ALWAYS, *DONE.values()), 0)
         found |= {key[1:].decode(): int.from_bytes(raw) for key, raw in state.scan(b"n", b"n" + keys.END)}
         return found | {
             "clock": clock.now_ms,
@@ -184,7 +195,9 @@ class Counters:
 
 def _count(counters: Counters, op: str, outcome: Outcome) -> None:
     counters.add("in")
-    counters.add(kind_of(op, outcome.answer))
+    counters.add(kind := kind_of(op, outcome.answer))
+    if kind == "changed" and op in DONE:
+        counters.add(DONE[op])
     if op == "buffer_in" and outcome.answer["ok"]:
         counters.add("duplicates" if outcome.answer["duplicate"] else "taken")
     elif op == "tick":
