@@ -12,6 +12,7 @@
 | 5, 7 get, read_body; 10 due, list, leases_of, owned_by | `queries.py` | reads |
 | 8 request ids | `requests.py` | the first answer again |
 | 9.1 buckets, partitions; 18 records, replies | `wire.py`, `stage.py` | which partition, bytes |
+| 18 events | `events.py` | one record for each applied change |
 | 9.5 subscriptions; 12.3; 16 purge; freeze, drop | `system.py` | records of the system |
 | 10 count, histogram | `load.py` | exact counts from minutes and days |
 | 19 messages by status | `statuses.py` | for whoever watches a partition |

@@ -3,8 +3,9 @@
 Counters are items of the state, so they are exact after any crash:
 `in` = `changed` + `noop` + `replayed` + `read` + `system` + `refused.*`.
 Of `changed`: `created`, `moved`, `cancelled`, `extended`, `released`, `completed`, `given_back`; else polls and leases.
-Beside that sum: `granted`, `parked`, `emitted`, `waits_served`, `waits_ended`, `clock_steps`; of `system`: `taken` and
-`duplicates` (a time buffer's records), `ticks`, of them `ticks_useless`.
+Beside that sum: `granted`, `parked`, `emitted`, `waits_served`, `waits_ended`, `clock_steps`, `expired` (leases that
+ended by themselves, counted when something happens to the message next); of `system`: `taken` and `duplicates` (a time
+buffer's records), `ticks`, of them `ticks_useless`.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from headrace_core.timeline.clock_quality import median
 from headrace_core.timeline.context import Answer, Context
 from headrace_core.timeline.due import next_timestamp
 from headrace_core.timeline.engine import CHANGES, READS, Engine, Outcome
+from headrace_core.timeline.events import events
 from headrace_core.timeline.polls import Parked, Served, with_bodies
 from headrace_core.timeline.refusals import Refused, bad_request
 from headrace_core.timeline.settings import Settings
 from headrace_core.timeline.source import TL_SOURCE
 from headrace_core.timeline.statuses import by_status
-from headrace_core.timeline.store import Store, derive
+from headrace_core.timeline.store import Change, Store, derive
 from headrace_core.timeline.system import next_purge
 
 STEP_MS = 60_000
 """A step ahead of the log's clock that is counted (section 12.4)."""
 ALWAYS = (
     "in", "changed", "noop", "replayed", "read", "system", "granted", "parked_total", "emitted", "taken", "duplicates",
-    "ticks", "ticks_useless",
+    "ticks", "ticks_useless", "expired",
 )  # fmt: skip
 DONE = {
     "create": "created", "move": "moved", "cancel": "cancelled", "extend": "extended", "release": "released",
@@ -85,6 +87,9 @@ class TimelineStage:
             context = Context(store, engine.settings(state), store.clock.now_ms, record.partition, [])
             for effect in outcome.effects:
                 _put_out(outputs, context, effect)
+        if engine.settings(state).events:
+            for event in events(op, outcome.answer, outcome.due, outcome.own):
+                outputs.own("events", event.id, wire.encode(event.about), (("event", event.name.encode()),))
         if outcome.answer.get("code") == "MISROUTED":
             outputs.misrouted()
         outputs.answer(to, op, outcome.answer)
@@ -217,6 +222,15 @@ def _count(counters: Counters, op: str, outcome: Outcome) -> None:
                 counters.add("emitted")
     if granted:
         counters.add("granted", granted)
+    now_ms = outcome.answer["now"]
+    if expired := sum(_expired(change, now_ms) for change in (*outcome.due, *outcome.own)):
+        counters.add("expired", expired)
+
+
+def _expired(change: Change, now_ms: int) -> bool:
+    """Whether the message had a lease that its holder neither completed nor gave up."""
+    before = change.before
+    return before is not None and before.lock is not None and not before.leased(now_ms)
 
 
 def kind_of(op: str, answer: Answer) -> str:
