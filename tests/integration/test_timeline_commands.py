@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Message, Producer
 
 from headrace_core.partitioner import partition_of
+from headrace_core.timeline.message import STATUSES
 from tests.integration.test_time_buffer import FAULT_EXIT, headers_of, read
 from tests.support.streams_worker import StreamsWorker, until
 
@@ -148,6 +149,12 @@ def test_replies_that_a_worker_took_with_it_are_sent_by_the_next_one_without_any
     assert due == 1
     until(lambda: worker.metric("headrace_timeline_overdue_seconds") > 1_000_000_000, "overdue")
     assert worker.metric("headrace_stage_overdue_seconds") == 0
+
+    # each message has a status; the lease of 60 s is active, and what was counted outlived the kills
+    told = {status: worker.metric(rf'headrace_timeline_messages{{.*status="{status}"}}') for status in STATUSES}
+    assert told == {"waiting": 0, "available": 1, "processing": 1, "parked": 0}
+    names = ("created", "released", "granted", "moved")
+    assert [worker.metric(rf'headrace_stage{{name="{name}",.*timeline.jobs"}}') for name in names] == [2, 1, 2, 0]
     assert worker.terminate() == 0
 
 

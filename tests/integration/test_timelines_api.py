@@ -64,6 +64,9 @@ def test_a_timeline_over_http_loses_nothing_when_its_worker_is_killed(service: S
     assert [one["owner"] for one in shown["partitions"]] == ["one@127.0.0.1"] * 2
     assert json.loads(service.worker.get("/readyz")) == {"ready": True, "recovering": []}
 
+    # created in its log; that outlives the kill below
+    assert service.ask("PUT", "/", {"max_poll": 100}).status == 201
+
     # created, repeated, moved, refused, cancelled
     sent = {"id": "bill/7", "delay_ms": 600_000, "body": "pay"}
     first = service.owner("POST", "/messages", sent, Idempotency_Key="k1")
@@ -99,6 +102,9 @@ def test_a_timeline_over_http_loses_nothing_when_its_worker_is_killed(service: S
     place, due = f"/leases/{lease['lease_id']}", lease["due_at"]
     assert lease["id"] in ("job", "late")
     assert due <= int(polled.headers["x-timeline-now"])
+
+    assert service.ask("GET", "/").body["settings"]["max_poll"] == 100
+    assert service.ask("PUT", "/", {"max_poll": 100}).status == 200
 
     # extended, released, leased anew, completed, each once
     assert service.consumer("PATCH", place, {"lease_ms": 90_000}).status == 200

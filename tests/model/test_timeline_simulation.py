@@ -30,6 +30,7 @@ STEPS = int(os.environ.get("HEADRACE_SIM_STEPS", "100000"))
 SEEDS = [int(os.environ["HEADRACE_SIM_SEED"])] if "HEADRACE_SIM_SEED" in os.environ else range(10)
 PARTITION = 1
 SETTINGS = Settings(
+    events=True,
     bucket_count=8,
     partitions=2,
     max_lease_ms=400,

@@ -106,6 +106,18 @@ class TimelineLog:
                 assert dict(one.headers)["tl-reply-to"] == self.name.encode()
                 box.arrived.put_nowait(one.value or b"")
 
+    def deploy(self, name: str, settings: Settings) -> None:
+        """The workers start again with these settings; the log and the state are as they were."""
+        self.timelines[name] = settings
+        for place, (_, state) in self._stages.items():
+            if place[0] == name:
+                self._stages[place] = TimelineStage(settings, name, buffer_fixed=True), state
+
+    def settings(self, name: str, partition: int) -> Settings:
+        """Those in force in a partition."""
+        stage, state = self._stages[name, partition]
+        return stage.engine(partition).settings(state)
+
     def forget(self) -> None:
         """All timelines are as they were before anything was written."""
         self._stages.clear()

@@ -119,6 +119,14 @@ class HasOldest(Protocol):
 
 
 @runtime_checkable
+class HasStatuses(Protocol):
+    """A stage whose messages change their status as time passes, without any record of the log."""
+
+    def statuses(self, state: State, at_ms: int) -> Mapping[str, int]:
+        """How many messages have which status at `at_ms` (UTC ms); bounded, however many there are."""
+
+
+@runtime_checkable
 class CountsRoots(Protocol):
     """A stage that also counts by root."""
 

@@ -38,6 +38,7 @@ NAMES = (
     "routed-update",
     "spark-job",
     "status",
+    "timeline-event",
     "timeline-reply",
 )
 SHARED = "common"

@@ -113,6 +113,13 @@ EVENT: Headers = {
         "timeline.retries:0:4711:0",
     )
 }
+CHANGED: Headers = {
+    "event": one_of(
+        "what happened (docs/engines/timeline.md)", "created", "moved", "cancelled", "extended", "released",
+        "given_back", "completed", "leased", "parked", "emitted", "purged", "configured", "frozen", "unfrozen",
+        "dropped",
+    )
+}  # fmt: skip
 REPLY: Headers = {"tl-reply-to": COMMAND["tl-reply-to"]}
 PARKED: Headers = {
     "reason": one_of("why it is here: its deliveries, or the partition it came in", "DELIVERIES_EXHAUSTED", "MISROUTED")

@@ -231,11 +231,23 @@ TOPICS = (
     ),
     Topic(
         "timeline.<name>.events",
-        "Refusals of commands without an address for the reply.",
+        "Refusals of commands without an address for the reply; with the setting `events` a record for each applied "
+        "change.",
         "id of the message",
         "timeline -> people",
         "delete",
-        (Message("refused", "JSON: operation, code, detail", Value.BYTES, h.EVENT, h.MESSAGE_KEY),),
+        (
+            Message("refused", "JSON: operation, code, detail", Value.BYTES, h.EVENT, h.MESSAGE_KEY),
+            Message(
+                "changed",
+                "a message, or the timeline, after a change",
+                Value.JSON,
+                h.EVENT | h.CHANGED,
+                h.MESSAGE_KEY,
+                "timeline-event",
+                told_by="event",
+            ),
+        ),
     ),
     Topic(
         "timeline.<name>.parked",

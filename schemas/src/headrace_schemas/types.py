@@ -380,6 +380,21 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     backfill: dict[str, Any] | UnsetType = UNSET
 
 
+class TimelineEvent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message of a timeline after a change, or without an id the timeline itself (timeline.md 18)."""
+
+    now: Annotated[int, Meta(ge=0)]
+    id: str | UnsetType = UNSET
+    version: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    timestamp: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    group: str | UnsetType = UNSET
+    deliveries: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    status: Literal["waiting", "available", "processing", "parked"] | UnsetType = UNSET
+    lock: str | UnsetType | None = UNSET
+    deleted_by: str | UnsetType = UNSET
+    settings: dict[str, Any] | UnsetType = UNSET
+
+
 class TimelineReply(Struct, frozen=True, kw_only=True):
     """The answer to a command of a timeline (timeline.md 18); its other members are those of the operation."""
 

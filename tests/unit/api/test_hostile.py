@@ -167,7 +167,7 @@ class Service(NamedTuple):
     def begin(self) -> None:
         """A new timeline with one message that is due; to change a setting makes the API ask for all of them anew."""
         self.given.log_of_timelines.forget()
-        assert self.ask(b"PUT /v1/timelines/jobs", b'{"client_rate": 1000000000}') == 200
+        assert self.ask(b"PUT /v1/timelines/jobs", b'{"client_rate": 1000000000}') == 201
         body = b'{"id": "bill-7", "delay_ms": 0, "headers": {"a": "b"}}'
         assert self.ask(b"POST /v1/timelines/jobs/messages", body) == 201
 

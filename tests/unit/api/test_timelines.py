@@ -65,7 +65,7 @@ class Client:
         return [json.loads(dict(one.headers)["tl-args"]) for one in self.log.sent(op)]
 
     async def configure(self, **settings: Any) -> None:
-        assert (await self.ask("PUT", "/", settings)).status_code == 200
+        assert (await self.ask("PUT", "/", settings)).status_code in (200, 201)
 
 
 @pytest.fixture
@@ -495,6 +495,35 @@ async def test_settings_are_shown_and_changed_in_every_partition(api: Client) ->
     refused(await api.ask("PUT", "/", {"partitions": 8}), "SETTING_IMMUTABLE", setting="partitions")
     refused(await api.ask("PUT", "/", {"max_pole": 8}), "BAD_REQUEST")
     refused(await api.owner("POST", "/messages", {"delay_ms": 1, "body": "12345678"}), "BODY_TOO_LARGE", limit=7)
+
+
+async def test_the_first_put_creates_a_timeline_in_its_log_and_what_a_deployment_says_later_is_not_heard(
+    api: Client,
+) -> None:
+    refused(await api.ask("PUT", "/", {"max_pole": 8}), "BAD_REQUEST")
+    first, again = [await api.ask("PUT", "/", {"max_poll": 7}) for _ in range(2)]
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.headers["location"] == "/v1/timelines/jobs"
+    assert first.json() == again.json() == {"name": "jobs", "settings": first.json()["settings"]}
+    wanted = first.json()["settings"]
+    assert {"max_poll": 7, "max_body_bytes": 1_000}.items() <= wanted.items()
+    api.log.deploy("jobs", Settings(partitions=4, bucket_count=8, max_body_bytes=5, max_poll=5))
+    assert (await api.ask("GET", "/")).json()["settings"] == wanted
+    assert (await api.owner("POST", "/messages", {"delay_ms": 1, "body": "123456"})).status_code == 201
+
+
+async def test_a_put_that_did_not_reach_all_partitions_is_done_by_its_repeat(api: Client) -> None:
+    api.log.dead.add(2)
+    refused(await api.ask("PUT", "/", {"max_poll": 7}), "UNKNOWN_OUTCOME")
+    api.log.dead.clear()
+    assert (await api.ask("PUT", "/", {"max_poll": 7})).status_code == 200
+    assert [api.log.settings("jobs", number).max_poll for number in range(4)] == [7] * 4
+
+
+async def test_a_timeline_that_nobody_serves_is_not_created_and_the_answer_says_what_would(api: Client) -> None:
+    answer = await api.http.request("PUT", "http://api/v1/timelines/others", json={"max_poll": 7})
+    assert "HEADRACE_STREAMS_TIMELINES" in refused(answer, "UNKNOWN_TIMELINE")["detail"]
+    assert not api.log.letters
 
 
 async def test_a_timeline_is_dropped_unless_a_lease_is_active(api: Client) -> None:

@@ -18,6 +18,8 @@ from headrace_core.batching.stage import BatchingStage
 from headrace_core.registration.config import RegistrationConfig
 from headrace_core.registration.stage import RegistrationStage
 from headrace_core.state import MemoryState
+from headrace_core.timeline.settings import Settings
+from headrace_core.timeline.stage import TimelineStage
 from tests.support import metric_names
 from tests.support.docker import REPOSITORY
 
@@ -100,6 +102,8 @@ def names_of(metric: str, stage: str) -> set[str]:
             found |= {*one.gauges(MemoryState()), "too_large", "lost_to_retention"}  # of the worker itself
         elif stage in ("", name) and metric == "headrace_stage_age_seconds":
             found |= set(one.ages(MemoryState()))
+    if (metric, stage) == ("headrace_stage", "timeline.*"):
+        found = {*TimelineStage(Settings()).gauges(MemoryState()), "refused.NOT_FOUND"}
     if metric == "headrace_stage_root":
         kinds = ("entities.device", "entities.child-device", "entities.service", "dropped.id_in_use")
         found = {*kinds, "automatic", "pending", "telemetry_bytes", "metadata_bytes"}

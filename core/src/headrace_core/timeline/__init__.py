@@ -12,8 +12,10 @@
 | 5, 7 get, read_body; 10 due, list, leases_of, owned_by | `queries.py` | reads |
 | 8 request ids | `requests.py` | the first answer again |
 | 9.1 buckets, partitions; 18 records, replies | `wire.py`, `stage.py` | which partition, bytes |
+| 18 events | `events.py` | one record for each applied change |
 | 9.5 subscriptions; 12.3; 16 purge; freeze, drop | `system.py` | records of the system |
 | 10 count, histogram | `load.py` | exact counts from minutes and days |
+| 19 messages by status | `statuses.py` | for whoever watches a partition |
 | 11 time buffer | `buffer.py`, `source.py` | order, once; source records as commands |
 | 12.1, 12.3 samples, median | `clock_quality.py` | pure functions |
 | 13.5 keys; 13.6 hints; 13.7 verify | `keys.py`, `store.py`, `due.py`, `verify.py` | one source of truth |

@@ -18,7 +18,7 @@ from headrace_core.timeline.context import Answer, Context
 from headrace_core.timeline.refusals import Refused, bad_request
 from headrace_core.timeline.settings import Settings, decode_settings
 from headrace_core.timeline.shape import Args
-from headrace_core.timeline.store import Store
+from headrace_core.timeline.store import Change, Store
 from headrace_core.timeline.verify import verify
 
 Operation = Callable[[Context, Args], Answer]
@@ -70,12 +70,14 @@ OPERATIONS = CHANGES | READS | SYSTEM
 class Outcome(NamedTuple):
     """`answer` has now, emitted, served beside its own members; `effects`: Served, Parked, Emitted in order.
 
-    `before_ms`: NOW before this record.
+    `before_ms`: NOW before this record. `due`, `own`: what its due work and its operation changed.
     """
 
     answer: Answer
     effects: list[Any]
     before_ms: int
+    due: list[Change]
+    own: list[Change]
 
 
 class Engine:
@@ -116,9 +118,11 @@ class Engine:
         served = [served_document(effect) for effect in effects if isinstance(effect, polls.Served)]
         if effects:
             store.flush()
+        due, store.changes = store.changes, []
         answer = _answer(context, op, args) if refused is None else refused.answer()
         store.flush()
-        return Outcome(answer | {"now": now_ms, "emitted": emitted, "served": served}, effects, before_ms)
+        shown = answer | {"now": now_ms, "emitted": emitted, "served": served}
+        return Outcome(shown, effects, before_ms, due, store.changes)
 
     def again(self, state: State, op: str, args: Args) -> Answer | None:
         """The answer of a command that was applied before, from what is remembered of it (13.4); None: nothing is.

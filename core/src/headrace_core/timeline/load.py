@@ -49,12 +49,12 @@ def tally(context: Context, from_ms: int, to_ms: int, step_ms: int, status: str 
     low = max(from_ms, ahead) if status in (WAITING, PROCESSING) else from_ms
     high = min(to_ms, ahead) if status == AVAILABLE else to_ms
     slots = Slots(from_ms, step_ms, low, high)
-    for timestamp, all_, locked in _cells(context, slots):
+    for timestamp, all_, locked in cells(context, slots):
         counts[slots.of(timestamp)] += {PROCESSING: locked, WAITING: all_ - locked}.get(status or "", all_)
     return counts
 
 
-def _cells(context: Context, slots: Slots) -> Iterator[tuple[int, int, int]]:
+def cells(context: Context, slots: Slots) -> Iterator[tuple[int, int, int]]:
     """Start, messages and locked ones of days, minutes and single entries, each within one slot."""
     if slots.low >= slots.high:
         return

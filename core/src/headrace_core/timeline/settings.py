@@ -43,12 +43,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_wait_ms: int = 30_000
     client_rate: int = 128
     buffer: Buffer | None = None
+    events: bool = False
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
             lowest = 1 if name in ("bucket_count", "partitions", "max_poll", "client_rate") else 0
-            if name != "buffer" and (type(value) is not int or not lowest <= value <= MAX_MS):
+            if name not in ("buffer", "events") and (type(value) is not int or not lowest <= value <= MAX_MS):
                 raise ConfigError(name, f"must be a whole number from {lowest} to int64, not {value!r}")
         if self.bucket_count > 65536:
             raise ConfigError("bucket_count", "must be at most 65,536: a bucket has two bytes in its key")

@@ -2,8 +2,10 @@
 
 Counters are items of the state, so they are exact after any crash:
 `in` = `changed` + `noop` + `replayed` + `read` + `system` + `refused.*`.
-Beside that sum: `granted`, `parked`, `emitted`, `waits_served`, `waits_ended`, `clock_steps`; of `system`: `taken` and
-`duplicates` (a time buffer's records), `ticks`, of them `ticks_useless`.
+Of `changed`: `created`, `moved`, `cancelled`, `extended`, `released`, `completed`, `given_back`; else polls and leases.
+Beside that sum: `granted`, `parked`, `emitted`, `waits_served`, `waits_ended`, `clock_steps`, `expired` (leases that
+ended by themselves, counted when something happens to the message next); of `system`: `taken` and `duplicates` (a time
+buffer's records), `ticks`, of them `ticks_useless`.
 """
 
 from __future__ import annotations
@@ -22,19 +24,26 @@ from headrace_core.timeline.clock_quality import median
 from headrace_core.timeline.context import Answer, Context
 from headrace_core.timeline.due import next_timestamp
 from headrace_core.timeline.engine import CHANGES, READS, Engine, Outcome
+from headrace_core.timeline.events import events
 from headrace_core.timeline.polls import Parked, Served, with_bodies
 from headrace_core.timeline.refusals import Refused, bad_request
 from headrace_core.timeline.settings import Settings
 from headrace_core.timeline.source import TL_SOURCE
-from headrace_core.timeline.store import Store, derive
+from headrace_core.timeline.statuses import by_status
+from headrace_core.timeline.store import Change, Store, derive
 from headrace_core.timeline.system import next_purge
 
 STEP_MS = 60_000
 """A step ahead of the log's clock that is counted (section 12.4)."""
 ALWAYS = (
     "in", "changed", "noop", "replayed", "read", "system", "granted", "parked_total", "emitted", "taken", "duplicates",
-    "ticks", "ticks_useless",
+    "ticks", "ticks_useless", "expired",
 )  # fmt: skip
+DONE = {
+    "create": "created", "move": "moved", "cancel": "cancelled", "extend": "extended", "release": "released",
+    "complete": "completed", "give_back": "given_back",
+}  # fmt: skip
+"""Counters of what changes one message; grants are counted by message, as a poll brings several."""
 
 
 class TimelineStage:
@@ -78,6 +87,9 @@ class TimelineStage:
             context = Context(store, engine.settings(state), store.clock.now_ms, record.partition, [])
             for effect in outcome.effects:
                 _put_out(outputs, context, effect)
+        if engine.settings(state).events:
+            for event in events(op, outcome.answer, outcome.due, outcome.own):
+                outputs.own("events", event.id, wire.encode(event.about), (("event", event.name.encode()),))
         if outcome.answer.get("code") == "MISROUTED":
             outputs.misrouted()
         outputs.answer(to, op, outcome.answer)
@@ -124,6 +136,10 @@ class TimelineStage:
         """See headrace_core.stage.HasOldest: what is not parked and stands first; its lease may be active still."""
         return next_timestamp(self._seen(state))
 
+    def statuses(self, state: State, at_ms: int) -> Mapping[str, int]:
+        """See headrace_core.stage.HasStatuses (timeline.md 4, 19)."""
+        return by_status(self._seen(state), at_ms)
+
     def degraded(self, state: State) -> bool:
         """See headrace_core.stage.JudgesClocks (timeline.md 12.3)."""
         return Store(state, {}).clock.degraded
@@ -151,7 +167,7 @@ class TimelineStage:
     def gauges(self, state: State) -> Mapping[str, int]:
         """Counters and gauges by name."""
         clock = Store(state, {}).clock
-        found = dict.fromkeys(ALWAYS, 0)
+        found = dict.fromkeys((*ALWAYS, *DONE.values()), 0)
         found |= {key[1:].decode(): int.from_bytes(raw) for key, raw in state.scan(b"n", b"n" + keys.END)}
         return found | {
             "clock": clock.now_ms,
@@ -184,7 +200,9 @@ class Counters:
 
 def _count(counters: Counters, op: str, outcome: Outcome) -> None:
     counters.add("in")
-    counters.add(kind_of(op, outcome.answer))
+    counters.add(kind := kind_of(op, outcome.answer))
+    if kind == "changed" and op in DONE:
+        counters.add(DONE[op])
     if op == "buffer_in" and outcome.answer["ok"]:
         counters.add("duplicates" if outcome.answer["duplicate"] else "taken")
     elif op == "tick":
@@ -204,6 +222,15 @@ def _count(counters: Counters, op: str, outcome: Outcome) -> None:
                 counters.add("emitted")
     if granted:
         counters.add("granted", granted)
+    now_ms = outcome.answer["now"]
+    if expired := sum(_expired(change, now_ms) for change in (*outcome.due, *outcome.own)):
+        counters.add("expired", expired)
+
+
+def _expired(change: Change, now_ms: int) -> bool:
+    """Whether the message had a lease that its holder neither completed nor gave up."""
+    before = change.before
+    return before is not None and before.lock is not None and not before.leased(now_ms)
 
 
 def kind_of(op: str, answer: Answer) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,10 +31,21 @@ MINUTES_A_DAY = 1_440
 Slots = dict[int, list[int]]
 
 
-class Store:
-    """One record's view of the state. `clock` is read at once; `flush` writes clock and counters back."""
+class Change(NamedTuple):
+    """What happened to the record of an id; None: there is none."""
 
-    __slots__ = ("_clock_before", "_minutes", "_totals", "clock", "heads", "state")
+    id: bytes
+    before: Message | None
+    after: Message | None
+
+
+class Store:
+    """One record's view of the state. `clock` is read at once; `flush` writes clock and counters back.
+
+    `changes`: what was saved so far, in order.
+    """
+
+    __slots__ = ("_clock_before", "_minutes", "_totals", "changes", "clock", "heads", "state")
 
     def __init__(self, state: State, heads: dict[int, int]) -> None:
         self.state = state
@@ -43,6 +55,7 @@ class Store:
         self._clock_before = raw
         self._minutes: Slots = {}
         self._totals: dict[str, int] = {}
+        self.changes: list[Change] = []
 
     def flush(self) -> None:
         """Write the counters gathered so far and the clock."""
@@ -80,6 +93,7 @@ class Store:
     def save(self, id_: bytes, before: Message | None, after: Message | None) -> None:
         """Replace the record of an id (None = there is none) together with all that is derived from it."""
         state = self.state
+        self.changes.append(Change(id_, before, after))
         if after is None:
             state.delete(keys.message_key(id_))
         else:

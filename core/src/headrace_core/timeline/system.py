@@ -102,10 +102,11 @@ def next_purge(context: Context) -> int | None:
 
 
 def configure(context: Context, args: Args) -> Answer:
-    """Change settings from this record on (section 2)."""
+    """Change settings from this record on (section 2). `created`: until now the log had none of its own."""
     settings = context.settings.changed(args.get("settings"))
+    created = {} if context.store.state.get(keys.SETTINGS) is not None else {"created": True}
     context.store.state.put(keys.SETTINGS, encode_settings(settings))
-    return {"ok": True, "settings": msgspec.to_builtins(settings)}
+    return {"ok": True, "settings": msgspec.to_builtins(settings), **created}
 
 
 def freeze(context: Context, _args: Args) -> Answer:

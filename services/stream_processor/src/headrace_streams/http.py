@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace_core.stage import CountsRoots, HasAges, HasOldest
+from headrace_core.stage import CountsRoots, HasAges, HasOldest, HasStatuses
 from headrace_streams.watchdog import Watchdog
 from headrace_streams.worker import Worker
 
@@ -61,6 +61,9 @@ class StageCollector(Collector):
             "headrace_timeline_overdue_seconds", "how long the oldest message is due and not leased, by our clock",
             labels=["stage", "partition"],
         )  # fmt: skip
+        messages = GaugeMetricFamily(
+            "headrace_timeline_messages", "messages by status, by our clock", labels=["stage", "partition", "status"]
+        )
         roots = GaugeMetricFamily(f"{PREFIX}_root", "gauges of a root", labels=["stage", "root", "name"])
         for runner in list(self._worker.runners.values()):
             if not runner.ready or runner.reads is None:
@@ -70,13 +73,16 @@ class StageCollector(Collector):
             overdue.add_metric(labels, _since_s(stage.next_due(state)))
             if isinstance(runner.stage, HasOldest):
                 unasked.add_metric(labels, _since_s(runner.stage.oldest(state)))
+            if isinstance(runner.stage, HasStatuses):
+                for status, count in runner.stage.statuses(state, time.time_ns() // 1_000_000).items():
+                    messages.add_metric([*labels, status], count)
             if isinstance(stage, HasAges):
                 for gauge, age_ms in stage.ages(state).items():
                     ages.add_metric([name, str(runner.partition), gauge], age_ms / 1000)
             if isinstance(stage, CountsRoots):
                 for root, gauge, value in stage.root_gauges(state):
                     roots.add_metric([name, root, gauge], value)
-        yield from (ages, overdue, unasked, roots)
+        yield from (ages, overdue, unasked, messages, roots)
 
 
 def _since_s(due_ms: int | None) -> float:

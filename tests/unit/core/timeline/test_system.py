@@ -47,7 +47,8 @@ def test_drop_answers_the_waiting_polls() -> None:
 def test_a_changed_setting_holds_from_its_record_on() -> None:
     d = Driver()
     assert d.code("create", id="a", group="P", timestamp=0, body=b"123") is None
-    d.ok("configure", settings={"max_body_bytes": 2})
+    assert d.ok("configure", settings={"max_body_bytes": 2})["created"]
+    assert "created" not in d.ok("configure", settings={"max_body_bytes": 2})
     assert d.code("create", id="b", group="P", timestamp=0, body=b"123") == "BODY_TOO_LARGE"
     assert d.code("configure", settings={"bucket_count": 16}) == "SETTING_IMMUTABLE"
     for wrong in ({"max_poll": 0}, {"nonsense": 1}, {"max_poll": "1"}, {}, None):

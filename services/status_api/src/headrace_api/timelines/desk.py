@@ -30,6 +30,7 @@ LONGEST_S = 86_400.0
 LEAST_S = 1.0
 """Who was given less time for a reply cannot be blamed for none."""
 FRESH_S = 30.0
+UNKNOWN = "no stream processor serves it yet: name it in HEADRACE_STREAMS_TIMELINES, then PUT changes its settings"
 NO_REPLY = "no reply in time: it may have happened or happen still; repeat it with the same Idempotency-Key"
 
 
@@ -231,7 +232,7 @@ class Timelines:
         partitions = await self.mail.partitions(f"timeline.{name}.commands")
         if not partitions:
             self.known.pop(name, None)
-            return refused("UNKNOWN_TIMELINE", "there is no such timeline; the stream processor makes those it serves")
+            return refused("UNKNOWN_TIMELINE", UNKNOWN)
         at, found = self.known.get(name, (0.0, None))
         if found is None or found.partitions != partitions or time.monotonic() > at + FRESH_S:
             return await self._described(name, partitions)

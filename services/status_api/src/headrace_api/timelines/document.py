@@ -149,7 +149,8 @@ def _call(
 HOLDS = (403, 409, 410, 412, 422)
 PATHS: dict[str, Any] = {
     BASE: _call("", "GET", "settings in force, and the state of each partition", {200: "Timeline"})
-    | _call("", "PUT", "change settings", {200: "TimelineSettings"}, (409,), sent="Settings", example={"max_poll": 100})
+    | _call("", "PUT", "create it in its log, or change settings", {201: "TimelineSettings", 200: "TimelineSettings"},
+            (409,), sent="Settings", example={"max_poll": 100})
     | _call("", "DELETE", "drop all its messages, unless a lease is active", {204: None}, (423,)),
     BASE + "/messages":
         _call("/messages", "GET", "messages, by partition and index", {200: "TimelinePage"},

@@ -3,10 +3,14 @@
 | call | commands |
 |---|---|
 | `GET /` | describe, in every partition |
-| `PUT /` | configure: partition 0 first, whose refusal is that of all |
+| `PUT /` | configure: partition 0 first, whose refusal is that of all, and who knows whether it was the first one |
 | `DELETE /` | freeze everywhere; if one refuses unfreeze, else drop (section 5) |
 | `PUT`, `DELETE /consumers/{id}` | subscribe, unsubscribe, in partition 0 |
 | `POST /clock:ping` | describe, for NOW |
+
+A timeline needs a worker with its stage, so which ones there are is the deployment's to say
+(`HEADRACE_STREAMS_TIMELINES`), and with which settings they begin. The first `PUT` creates one in its log: from there
+on its settings are what the log says, whatever a deployment says later.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ async def show(timeline: Timeline, asked: Asked) -> Reply:
 
 
 async def configure(timeline: Timeline, asked: Asked) -> Reply:
-    """Change settings; those that are not named stay. May be repeated."""
+    """Change settings; those that are not named stay. May be repeated. 201: the log had none before."""
     if not isinstance(asked.members, dict):
         raise bad_request("the body is a JSON object of settings")
     args = {"settings": asked.members}
@@ -48,7 +52,10 @@ async def configure(timeline: Timeline, asked: Asked) -> Reply:
         return reply(first, 200)
     others = [Command("configure", args, number) for number in range(1, timeline.partitions)]
     answer, _ = together([first, *await timeline.ask_all(others)])
-    return reply(answer, 200, {"name": timeline.name, "settings": first["settings"]})
+    shown = {"name": timeline.name, "settings": first["settings"]}
+    if not first.get("created"):
+        return reply(answer, 200, shown)
+    return reply(answer, 201, shown, Location=f"/v1/timelines/{timeline.name}")
 
 
 async def drop(timeline: Timeline, asked: Asked) -> Reply:
