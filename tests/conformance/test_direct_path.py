@@ -196,6 +196,18 @@ def test_rows_that_the_table_refuses_are_dead_letters_and_the_others_are_written
     assert (bench.ledger.totals(), bench.nothing_is_left()) == (counts, True)
 
 
+def test_an_older_row_takes_the_place_of_a_refused_one(make: Callable[..., Bench]) -> None:
+    bench = make(max=20)
+    bench.sql(_NO_HUGE)
+    versions = [member(1, 5), member(1, 6), member(1, 1000), member(1, 2000), *[member(t, t) for t in range(2, 9)]]
+    found = [record(n, document(n + 1, [one], closed_at=50 + n)) for n, one in enumerate(versions)]
+    counts = bench.write(found)
+    check(counts)
+    assert (counts.rows, counts.inserted, counts.rows_refused, counts.repeats) == (11, 8, 2, 1)
+    assert [row[2] for row in bench.stored()] == [6, *range(2, 9)]
+    assert sorted(json.loads(one.value)["offset"] for one in bench.outbox.letters) == [2, 3]
+
+
 @pytest.mark.parametrize("write", [2, 5, 8])
 def test_a_death_amid_the_search_for_guilty_rows_changes_no_number(make: Callable[..., Bench], write: int) -> None:
     clean, bench = make(max=10), make(max=10)

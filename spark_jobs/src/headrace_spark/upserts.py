@@ -10,8 +10,9 @@ or a driver that starts again, finds it there: nothing is written twice, no capa
 exact. A document that an earlier micro-batch wrote, or that comes twice in a partition, has no effect.
 
 A request that a constraint of the table refuses left nothing; it is cut in halves, each a request of its own with its
-own outcome, until the guilty rows stand alone. They are told, the others written. The cuts are a function of the
-request and of what is refused, so a repeat makes the same ones.
+own outcome, until the guilty rows stand alone. They are told, the others written; an older row of the same key and cut
+goes out in the place of a guilty one. The cuts are a function of the request and of what is refused, so a repeat makes
+the same ones.
 """
 
 from __future__ import annotations
@@ -123,10 +124,10 @@ class Upserter:
         cut, waiting.rows = waiting.rows[:size], waiting.rows[size:]
         for request in requests(highest(cut), self._cost.of, self._bounds, waiting.name):
             self._done.requests += 1
-            self._send(request, waiting)
+            self._send(request, cut, waiting)
             self._passed()
 
-    def _send(self, request: Request, waiting: _Waiting) -> None:
+    def _send(self, request: Request, cut: Sequence[Row], waiting: _Waiting) -> None:
         """Until each of its rows is written or refused. What a dead attempt wrote costs nothing now, but counts."""
         done, parts = self._done, deque([request])
         while parts:
@@ -140,6 +141,9 @@ class Upserter:
                     continue
                 row, says = part.rows[0], error.diag.message_primary or str(error)
                 done.guilty.append(Guilty(waiting.places[row.batch], row.metric, row.time_ms, says))
+                older = [one for one in cut if one.id == row.id and one.version < row.version]
+                if older:
+                    parts.appendleft(self._request([max(older, key=lambda one: one.version)], waiting))
             else:
                 done.written.append(part.id)
                 done.inserted += outcome.inserted
@@ -148,7 +152,10 @@ class Upserter:
     def _halves(self, part: Request, waiting: _Waiting) -> Iterator[Request]:
         middle = len(part.rows) // 2
         for half in (part.rows[:middle], part.rows[middle:]):
-            yield Request(request_id(half, waiting.name), half, self._cost.of(half))
+            yield self._request(half, waiting)
+
+    def _request(self, found: list[Row], waiting: _Waiting) -> Request:
+        return Request(request_id(found, waiting.name), found, self._cost.of(found))
 
     def _write(self, request: Request) -> Outcome:
         if self._known is None:
