@@ -13,7 +13,7 @@ import yaml
 
 from headrace_spark import exits
 from headrace_spark.jobs.process import CONNECTOR
-from headrace_spark.jobs.supervise import again
+from headrace_spark.jobs.supervise import STOPPED, again
 from headrace_spark.settings import load
 from tests.support.docker import REPOSITORY
 
@@ -115,6 +115,9 @@ def test_the_job_starts_the_driver_again_for_the_codes_of_the_supervisor_only() 
     everything = range(1, exits.SINK_DOWN + 1)
     assert set(codes["values"]) == {code for code in everything if not again(code)}
     assert POD["restartPolicy"] == "Never", "podFailurePolicy needs it"
+    command = DRIVER["command"]
+    assert command[2 : command.index("--")] == ["headrace_spark.jobs.supervise", "--once"], "or a stopped pod is done"
+    assert STOPPED not in {exits.DONE, *codes["values"]}
 
 
 def test_what_the_pod_refers_to_is_there() -> None:
