@@ -17,6 +17,8 @@ from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.faults import NO_FAULTS
+from headrace_spark.jobs import paths, watching
+from headrace_spark.jobs.paths import Staged
 from headrace_spark.ledger import Ledger
 from headrace_spark.patience import Patience
 from headrace_spark.settings import Settings
@@ -375,6 +377,27 @@ def test_a_merge_waits_for_another_with_the_same_keys_and_neither_is_lost(make: 
         found = list(threads.map(write, range(2)))
     assert sum(one.inserted + one.replaced + one.repeats for one in found) == 60
     assert {row[3] for row in bench.stored()} == {1.0}
+
+
+def test_the_driver_hears_of_tasks_that_stage(make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage may last for many triggers where the capacity is shared; it is no query that stands still."""
+    monkeypatch.setattr(watching, "LOOK_S", 0.05)
+    bench, told = make(max=2), threading.Semaphore(0)
+    way = Staged(bench.settings, bench.ledger, bench.outbox, Patience(0), told.release)
+
+    def stage(*_: Any) -> list[TaskReport]:
+        assert told.acquire(timeout=60), "the first look"
+        assert not told.acquire(timeout=0.3), "nothing is staged"
+        task = bench.stager()
+        task.add(report(record(0, document(1, [member(t, t) for t in range(5)])), 1_000_000))
+        assert told.acquire(timeout=60), "two chunks are"
+        return [task.finish()]
+
+    monkeypatch.setattr(paths, "stage", stage)
+    try:
+        assert way.write(None, _BATCH).inserted == 5
+    finally:
+        way.stop()
 
 
 def test_the_room_of_deleted_rows_is_given_back(make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from headrace_core.errors import HeadraceError
 from headrace_spark import destinations
-from headrace_spark.database import StateDown
 from headrace_spark.faults import Faults
 from headrace_spark.jobs import logs
+from headrace_spark.jobs.watching import watching
 from headrace_spark.ledger import Ledger
 from headrace_spark.pacing import PausingPacing
 from headrace_spark.patience import Patience
@@ -29,8 +28,6 @@ from headrace_spark.senders import Tools
 from headrace_spark.sending import Carried, Carrier, Packed, Queue, failed, shares
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch
-
-_LOOK_S: Final = 2.0
 
 
 class SendWork(msgspec.Struct, frozen=True):
@@ -76,7 +73,7 @@ class SparkCourier:
         work = SendWork(self._settings, batch, self._run, self._pacing, self._faults, os.getpid())
         blobs = [msgspec.msgpack.encode(part) for part in shares(queues, self._settings.tasks_at_once)]
         began_ns = time.monotonic_ns()
-        with self._watching(batch):
+        with watching(lambda: len(self._ledger.sent(batch)), self._advanced):
             found = self._context.parallelize(blobs, len(blobs)).mapPartitionsWithIndex(deliverer(work)).collect()
         whole, reports = Carried({}, {}), [msgspec.msgpack.decode(blob, type=Carried) for blob in found]
         for one in reports:
@@ -87,28 +84,6 @@ class SparkCourier:
         for one in reports:
             one.check()
         return whole
-
-    @contextmanager
-    def _watching(self, batch: Batch) -> Iterator[None]:
-        """Tell of progress that tasks record, while the driver waits for them."""
-        over = threading.Event()
-
-        def watch() -> None:
-            before = 0
-            while not over.wait(_LOOK_S):
-                with suppress(StateDown):
-                    now = len(self._ledger.sent(batch))
-                    if now != before:
-                        self._advanced()
-                    before = now
-
-        thread = threading.Thread(target=watch, name="headrace-watch", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
 
 
 def deliverer(work: SendWork) -> Callable[[int, Iterable[bytes]], Iterator[bytes]]:
