@@ -13,11 +13,12 @@ import psycopg
 import pytest
 
 from headrace_schemas import validator
+from headrace_spark.backfill import Backfill
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.faults import NO_FAULTS
-from headrace_spark.jobs import paths, watching
+from headrace_spark.jobs import backfill, paths, watching
 from headrace_spark.jobs.paths import Staged
 from headrace_spark.ledger import Ledger
 from headrace_spark.patience import Patience
@@ -360,6 +361,31 @@ def test_sweeping_spares_what_others_still_need(make: Callable[..., Bench]) -> N
     assert bench.sql("SELECT query_id, batch_id FROM hr_stage_measurements ORDER BY 1, 2") == [("p", 0), ("q", 5)]
     bench.writer().begin("q")
     assert bench.sql("SELECT query_id FROM hr_stage_measurements") == [("p",)]
+
+
+def test_a_live_job_that_sweeps_spares_a_backfill_at_work(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = Backfill(
+        name="again", alone=True, from_offsets={"headrace.batches-0": 0}, to_offsets={"headrace.batches-0": 4}
+    )
+    live = make(backfill=chunk)
+    one = backfill.Run(backfill.own_settings(live.settings), live.settings.job)
+
+    def stage(_: Any, work: Work, __: Any) -> list[TaskReport]:
+        task = live.task(0, mixed(), work.batch)
+        live.writer().begin("q")
+        live.writer().done(Batch("q", 100))
+        return [task]
+
+    monkeypatch.setattr(paths, "stage", stage)
+    monkeypatch.setattr(backfill, "batch_frame", lambda *_: None)
+    monkeypatch.setattr(one.way._writer, "_outbox", live.outbox)  # type: ignore[attr-defined]
+    try:
+        one.write(None, [(Batch(one.id, 0), [])])
+    finally:
+        one.way.stop()
+    assert one.ledger.totals().inserted == len(live.stored()) == 9
 
 
 def test_a_merge_waits_for_another_with_the_same_keys_and_neither_is_lost(make: Callable[..., Bench]) -> None:

@@ -97,7 +97,9 @@ class Run:
         return [(batch, part) for batch, part in every if not self.way.done(batch)]
 
     def write(self, spark: Any, left: Sequence[tuple[Batch, list[Span]]]) -> None:
-        """Give each chunk its effect, in order, until told to stop."""
+        """Give each chunk its effect, in order, until told to stop. Others that write into the same table sweep what is
+        staged for a query that no job has, so this one is remembered first."""
+        self.ledger.remember(self.id, "backfill")
         self.way.begin(self.id)
         self.progress.start()
         for batch, part in left:
