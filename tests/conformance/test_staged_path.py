@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -305,6 +306,69 @@ def test_a_connection_lost_in_the_transaction_is_tried_again(make: Callable[...,
     assert bench.slept == [0.5, 1.0], "the connection of the merge, then the one that records what goes out"
     assert bench.ledger.totals() == counts
     assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(counts.cost,)], "every attempt is charged"
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_a_merge_that_others_are_in_the_way_of_is_tried_again_and_every_try_is_paid(
+    make: Callable[..., Bench], code: str
+) -> None:
+    """A serialization failure, or a deadlock, as the server tells it: of the second slice, two times."""
+    bench = make(max=5)
+    bench.sql("CREATE SEQUENCE slices")
+    bench.sql(f"""CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF nextval('slices') IN (2, 4) THEN RAISE EXCEPTION 'not now' USING ERRCODE = '{code}'; END IF;
+        RETURN NULL; END $$""")
+    bench.sql("CREATE TRIGGER fail BEFORE INSERT ON measurements EXECUTE FUNCTION fail()")
+    tasks = [bench.task(0, mixed())]
+    staged = len(bench.pacer.costs)
+    counts = bench.writer().write(_BATCH, tasks, fetch_from([]))
+    assert (counts.inserted, len(bench.stored())) == (9, 9)
+    assert bench.slept == [0.5, 1.0]
+    assert bench.pacer.costs[staged:] == [5, 4] * 3
+    assert bench.ledger.totals() == counts
+    assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(counts.cost,)], "every attempt is charged"
+
+
+def test_the_transaction_waits_for_capacity_though_the_role_ends_idle_ones(make: Callable[..., Bench]) -> None:
+    bench = make(max=5)
+    bench.sql(f"ALTER DATABASE {bench.url.rpartition('/')[2]} SET idle_in_transaction_session_timeout = '50ms'")
+    tasks = [bench.task(0, mixed())]
+    run = bench.pacer.run
+
+    def late(cost: int, work: Callable[[int], Any]) -> Any:
+        time.sleep(0.2)
+        return run(cost, work)
+
+    bench.pacer.run = late  # type: ignore[method-assign]
+    assert bench.writer().write(_BATCH, tasks, fetch_from([])).inserted == 9
+    assert bench.slept == []
+
+
+def test_rows_are_merged_in_the_order_of_their_keys(make: Callable[..., Bench]) -> None:
+    """So that two jobs that merge the same keys lock them in the same order."""
+    bench = make(max=5)
+    bench.sql("CREATE TABLE written (n serial, source text, metric text, time_ms bigint)")
+    bench.sql("""CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO written (source, metric, time_ms) VALUES (NEW.source, NEW.metric, NEW.time_ms);
+        RETURN NEW; END $$""")
+    bench.sql("CREATE TRIGGER note BEFORE INSERT ON measurements FOR EACH ROW EXECUTE FUNCTION note()")
+    values = [
+        document(n, [member(t, t, kind) for t in (9, 100, 3) for kind in ("b", "Z", "a")], source=f"te/device/{name}//")
+        for n, name in enumerate("bCa")
+    ]
+    bench.write([record(offset, value) for offset, value in enumerate(values)])
+    keys = bench.sql("SELECT source, metric, time_ms FROM written ORDER BY n")
+    assert (keys, len(keys)) == (sorted(keys), 27)
+
+
+def test_what_dead_attempts_staged_goes_every_100_micro_batches(make: Callable[..., Bench]) -> None:
+    bench = make()
+    for batch in (Batch("q", 7), Batch("q", 100)):
+        bench.task(0, [record(0, document(1, [member(1, 1)]))], batch)
+    assert not bench.writer().done(Batch("q", 99))
+    assert bench.staged() == 2
+    assert not bench.writer().done(Batch("q", 100))
+    assert bench.sql("SELECT batch_id FROM hr_stage_measurements") == [(100,)]
 
 
 def test_a_chunk_whose_connection_was_lost_is_staged_once(make: Callable[..., Bench]) -> None:

@@ -138,6 +138,31 @@ def test_an_error_of_the_job_ends_the_stage_without_trying_again(
     assert len(bench.carry(lanes(1)).ends) == 4
 
 
+BEGUN = threading.Event()
+WAITED: list[bool] = []
+
+
+def deliver_or_wait(rows: Sequence[Row], context: Context) -> None:
+    """Fails with one request, and waits with the other until it is told that nobody wants it any more."""
+    if rows[0].metric == "m0":
+        assert BEGUN.wait(60)
+        raise ValueError("a defect")
+    BEGUN.set()
+    WAITED.append(context.cancelled.wait(60))
+
+
+def test_a_function_at_work_is_told_that_its_task_goes_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BEGUN.clear()
+    WAITED.clear()
+    sink = "call:tests.unit.spark.test_couriers:deliver_or_wait"
+    bench = Bench(tmp_path, monkeypatch, mode="keyed", sink=sink, master="local[1]", max_concurrent_batches=2)
+    with pytest.raises(RuntimeError, match="again and again"):
+        bench.carry(lanes(2, 1))
+    assert WAITED == [True]
+
+
 def test_a_stage_of_an_earlier_start_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, monkeypatch)
     bench.ledger.claim("a later start")
