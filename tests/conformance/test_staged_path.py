@@ -323,7 +323,7 @@ def test_a_merge_that_others_are_in_the_way_of_is_tried_again_and_every_try_is_p
     staged = len(bench.pacer.costs)
     counts = bench.writer().write(_BATCH, tasks, fetch_from([]))
     assert (counts.inserted, len(bench.stored())) == (9, 9)
-    assert bench.slept == [0.5, 1.0]
+    assert (bench.slept, counts.retries) == ([0.5, 1.0], 2)
     assert bench.pacer.costs[staged:] == [5, 4] * 3
     assert bench.ledger.totals() == counts
     assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(counts.cost,)], "every attempt is charged"
@@ -486,6 +486,32 @@ def test_the_driver_hears_of_tasks_that_stage(make: Callable[..., Bench], monkey
     monkeypatch.setattr(paths, "stage", stage)
     try:
         assert way.write(None, _BATCH).inserted == 5
+    finally:
+        way.stop()
+
+
+def test_rows_that_wait_for_their_merge_are_a_gauge(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, seen = make(), list[dict[str, float]]()
+
+    class Looking(Outbox):
+        """Called inside the transaction."""
+
+        def send(self, letters: Sequence[DeadLetter]) -> None:  # noqa: ARG002
+            seen.append(gauges())
+
+    def gauges() -> dict[str, float]:
+        families = {family.name: family for family in way.pacer.collect()}
+        return {name: families[f"headrace_spark_{name}"].samples[0].value for name in ("staging_rows", "key_skew")}
+
+    way = Staged(bench.settings, bench.ledger, Looking(), Patience(0), lambda: None)
+    other = record(9, document(7, [member(1, {"a": 1, "b": 2, "c": 3})], source="te/device/b//"))
+    monkeypatch.setattr(paths, "stage", lambda *_: [bench.task(0, mixed()), bench.task(1, [other])])
+    try:
+        way.write(None, _BATCH)
+        assert seen == [{"staging_rows": 16, "key_skew": 13 / 16}]
+        assert gauges() == {"staging_rows": 0, "key_skew": 13 / 16}
     finally:
         way.stop()
 

@@ -62,7 +62,8 @@ class StagedWriter:
         self._advanced = advanced
         self._merged = merged
         """Told when nothing more of a micro-batch goes out: its capacity need not wait for the commit."""
-        self._spent = 0
+        self._spent = self._tries = 0
+        """Of this micro-batch: units of its slices, and how often its transaction was begun."""
         self._dead_rows = 0
         """Deleted from the staging table, which still takes their room."""
 
@@ -98,7 +99,7 @@ class StagedWriter:
         if corrupt((one for task in tasks for one in task.reports), self._settings.max_corrupt_share):
             raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
         self._faults.passed("staged", batch.batch_id)
-        self._spent = 0
+        self._spent = self._tries = 0
         counts = self._patience.keep(lambda: self._try(batch, tasks, fetch))
         self._faults.passed("written", batch.batch_id)
         self._tidy()
@@ -112,6 +113,7 @@ class StagedWriter:
                 self._dead_rows = 0
 
     def _try(self, batch: Batch, tasks: Sequence[TaskReport], fetch: Fetch) -> Counts:
+        self._tries += 1
         try:
             with self._database.transaction() as at:
                 if not self._ledger.enter(at, batch):
@@ -160,7 +162,7 @@ class StagedWriter:
         counts.repeats = counts.rows - counts.inserted - counts.replaced - counts.rows_refused
         counts.dead_letters = by_reason(letters)
         counts.requests = sum(task.requests for task in tasks) + merge.slices
-        counts.retries = sum(task.retries for task in tasks)
+        counts.retries = sum(task.retries for task in tasks) + self._tries - 1
         counts.cost = sum(task.cost for task in tasks) + self._spent
         return counts
 
