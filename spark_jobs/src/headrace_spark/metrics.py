@@ -25,6 +25,7 @@ from headrace_spark.observed import PREFIX, Observed
 RESTARTS: Final = "HEADRACE_WRITER_RESTARTS"
 """Where the supervisor says how often it started the writer again."""
 
+_SHORTEST_MS: Final = 25_000
 _HELP: Final = {
     "records": "Kafka records read",
     "ticks": "tick and flush records, skipped",
@@ -51,6 +52,12 @@ _HELP: Final = {
     "microbatches": "micro-batches committed",
     "offsets_lost": "offsets that were gone before they were read, accepted by --accept-loss",
 }
+
+
+def silence_ms(trigger_ms: int) -> int:
+    """How long a query may give no sign of life: five triggers. With short ones it is longer, because Spark says only
+    every 10 s that there is no input, and a start of the query takes its time."""
+    return max(5 * trigger_ms, _SHORTEST_MS)
 
 
 class Progress:

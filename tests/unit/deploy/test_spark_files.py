@@ -120,6 +120,15 @@ def test_the_job_starts_the_driver_again_for_the_codes_of_the_supervisor_only() 
     assert STOPPED not in {exits.DONE, *codes["values"]}
 
 
+@pytest.mark.usefixtures("secrets")
+def test_a_store_that_is_down_is_waited_for_and_no_reason_to_kill_the_driver() -> None:
+    """`/healthz` fails meanwhile, as there is no progress; after `sink_down_max_ms` the job ends by itself."""
+    probe = DRIVER["livenessProbe"]
+    assert probe["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    waits_ms = load(FOLDER / "writer.toml", {"spark.master": "k8s://x"}).sink_down_max_ms
+    assert probe["periodSeconds"] * probe["failureThreshold"] * 1000 > waits_ms
+
+
 def test_what_the_pod_refers_to_is_there() -> None:
     assert POD["serviceAccountName"] == named("ServiceAccount")["metadata"]["name"]
     [subject] = named("RoleBinding")["subjects"]

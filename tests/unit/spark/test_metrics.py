@@ -10,7 +10,7 @@ import pytest
 
 from headrace_spark.counts import NAMES, Counts, from_items
 from headrace_spark.database import StateDown
-from headrace_spark.metrics import RESTARTS, Collector, MetricsServer, Progress
+from headrace_spark.metrics import RESTARTS, Collector, MetricsServer, Progress, silence_ms
 from headrace_spark.observed import Observed
 
 
@@ -140,6 +140,12 @@ def test_a_query_that_stands_still_is_unhealthy_in_a_micro_batch_and_between_two
     progress.alive()
     assert not progress.running
     assert (progress.batch_id, progress.ledger_hits, progress.batch_seconds) == (3, 1, 2.5)
+
+
+@pytest.mark.parametrize(("trigger_ms", "limit_ms"), [(5_000, 25_000), (20_000, 100_000), (100, 25_000)])
+def test_it_may_be_silent_for_five_triggers_and_longer_where_they_are_short(trigger_ms: int, limit_ms: int) -> None:
+    """Spark tells every 10 s that there is no input."""
+    assert silence_ms(trigger_ms) == limit_ms
 
 
 def test_counts_survive_the_way_through_the_ledger() -> None:
