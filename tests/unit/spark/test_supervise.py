@@ -13,6 +13,7 @@ import pytest
 
 from headrace_spark import exits
 from headrace_spark.jobs.supervise import Backoff, Supervisor, again
+from headrace_spark.metrics import RESTARTS
 
 COUNT = "import pathlib,sys; f=pathlib.Path(sys.argv[1]); n=len(f.read_text()) if f.exists() else 0; "
 """How many runs there were before this one, each of which left a letter."""
@@ -38,6 +39,14 @@ def test_it_ends_with_the_first_code_that_it_does_not_answer(codes: list[int], r
     script = COUNT + f"f.write_text('x' * (n + 1)); sys.exit({codes}[n])"
     found = Supervisor([sys.executable, "-c", script, str(file)], tmp_path / "pid", Backoff(0.01, 0.02)).run()
     assert (found, len(file.read_text())) == (codes[runs - 1], runs)
+
+
+def test_the_writer_is_told_how_often_it_was_started_before(tmp_path: Path) -> None:
+    """For the gauge `headrace_spark_restarts`."""
+    file = tmp_path / "told"
+    script = f"import os, sys; f = open(sys.argv[1], 'a'); f.write(os.environ['{RESTARTS}']); sys.exit(f.tell() < 3)"
+    assert Supervisor([sys.executable, "-c", script, str(file)], tmp_path / "pid", Backoff(0.01, 0.02)).run() == 0
+    assert file.read_text() == "012"
 
 
 def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:

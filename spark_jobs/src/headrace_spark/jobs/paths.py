@@ -51,8 +51,8 @@ class Way(Protocol):
         """True if the micro-batch was committed."""
         ...
 
-    def write(self, frame: Any, batch: Batch) -> Counts:
-        """Give the micro-batch its effect, once."""
+    def write(self, frame: Any, batch: Batch) -> Counts | None:
+        """Give the micro-batch its effect, once. None: it was committed, which is known only now."""
         ...
 
     def stop(self) -> None:

@@ -87,7 +87,8 @@ class _Query:
         hit = job.way.done(batch)
         if not hit:
             counts = job.way.write(frame, batch)
-            if counts.microbatches:  # without records there may be nothing to do
+            hit = counts is None
+            if counts is not None and counts.microbatches:  # without records there may be nothing to do
                 _log.info("micro-batch", batch_id=batch.batch_id, **counts.items())
         job.progress.end(time.monotonic() - began, hit)
         with suppress(StateDown):  # the next micro-batch waits for it, and asks again
