@@ -156,6 +156,9 @@ def test_ports_paths_and_settings_of_the_driver_agree() -> None:
     assert ports == {one["name"]: one["containerPort"] for one in DRIVER["ports"]}
     assert ports == {"driver": int(conf["spark.driver.port"]), "blocks": int(conf["spark.driver.blockManager.port"]),
                      "metrics": job.metrics_port}  # fmt: skip
+    assert named("Service")["spec"]["publishNotReadyAddresses"] is True, (
+        "a pod with a startup probe is not ready before"
+    )
     assert job.metrics_host == "0.0.0.0"
     assert conf["spark.driver.host"].startswith(f"{named('Service')['metadata']['name']}.")
     mounts = {one["mountPath"] for one in DRIVER["volumeMounts"]}
