@@ -262,6 +262,24 @@ def test_rows_that_a_constraint_refuses_are_dead_letters_and_the_rest_is_merged(
     assert bench.staged() == 0
 
 
+def test_where_the_newest_row_of_a_key_is_refused_the_one_before_it_is_there(make: Callable[..., Bench]) -> None:
+    """It would be, had they come in two micro-batches; a valid row must not disappear behind one that is refused."""
+    bench = make()
+    bench.sql("ALTER TABLE measurements ADD CHECK (value < 100)")
+    values = [
+        document(1, [member(1, 1), member(2, 2)], closed_at=10),
+        document(2, [member(1, 2), member(2, 500)], closed_at=11),
+        document(3, [member(1, 600)], closed_at=11),
+        document(4, [member(1, 700)], closed_at=12),
+    ]
+    counts = bench.write([record(offset, value) for offset, value in enumerate([*values, values[0]])])
+    assert [(row[2], row[3], row[5]) for row in bench.stored()] == [(1, 2.0, 11), (2, 2.0, 10)]
+    assert (counts.rows, counts.inserted, counts.rows_refused, counts.repeats) == (6, 2, 3, 1)
+    refused = {json.loads(one.value)["offset"] for one in bench.outbox.letters if one.reason == "sink_rejected"}
+    assert refused == {1, 2, 3}
+    assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(counts.cost,)], "every attempt is charged"
+
+
 def test_two_drivers_with_the_same_micro_batch_have_one_effect(make: Callable[..., Bench]) -> None:
     bench = make()
     tasks = [[bench.task(0, mixed())] for _ in range(2)]
