@@ -379,6 +379,17 @@ def test_rows_are_merged_in_the_order_of_their_keys(make: Callable[..., Bench]) 
     assert (keys, len(keys)) == (sorted(keys), 27)
 
 
+def test_a_connection_that_was_lost_before_the_sweep_of_a_start_is_opened_again(make: Callable[..., Bench]) -> None:
+    """The query starts again in the same process with a new size of micro-batches."""
+    bench = make()
+    bench.task(0, mixed())
+    writer = bench.writer()
+    writer.done(Batch("q", 100))
+    cut(bench)
+    writer.begin("q")
+    assert (bench.slept, bench.staged()) == ([0.5], 0)
+
+
 def test_what_dead_attempts_staged_goes_every_100_micro_batches(make: Callable[..., Bench]) -> None:
     bench = make()
     for batch in (Batch("q", 7), Batch("q", 100)):

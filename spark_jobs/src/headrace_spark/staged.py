@@ -69,15 +69,14 @@ class StagedWriter:
 
     def begin(self, query_id: str) -> None:
         """At the start of the query: nothing that is staged for it is of use."""
-        with self._database.transaction() as at:
-            swept = sweep(at, self._settings.table, query_id)
+        swept = self._patience.keep(lambda: self._sweep(query_id))
         if swept:
             _log.info("staging swept", rows=swept)
 
     def done(self, batch: Batch) -> bool:
         """True if the ledger has this micro-batch; then no task needs to run."""
         if batch.batch_id % SWEEP_EVERY == 0:
-            self._patience.keep(lambda: self._sweep(batch))
+            self._patience.keep(lambda: self._sweep(batch.query_id, batch.batch_id))
         return self._patience.keep(lambda: self._done(batch))
 
     def _done(self, batch: Batch) -> bool:
@@ -86,10 +85,10 @@ class StagedWriter:
         except StateDown as error:  # one database is sink and state
             raise SinkDown(str(error)) from error
 
-    def _sweep(self, batch: Batch) -> None:
+    def _sweep(self, query_id: str, before: int | None = None) -> int:
         try:
             with self._database.transaction() as at:
-                sweep(at, self._settings.table, batch.query_id, batch.batch_id)
+                return sweep(at, self._settings.table, query_id, before)
         except StateDown as error:
             raise SinkDown(str(error)) from error
 
