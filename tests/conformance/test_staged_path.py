@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,10 +14,13 @@ import psycopg
 import pytest
 
 from headrace_schemas import validator
+from headrace_spark.backfill import Backfill
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.faults import NO_FAULTS
+from headrace_spark.jobs import backfill, paths, watching
+from headrace_spark.jobs.paths import Staged
 from headrace_spark.ledger import Ledger
 from headrace_spark.patience import Patience
 from headrace_spark.settings import Settings
@@ -258,6 +262,24 @@ def test_rows_that_a_constraint_refuses_are_dead_letters_and_the_rest_is_merged(
     assert bench.staged() == 0
 
 
+def test_where_the_newest_row_of_a_key_is_refused_the_one_before_it_is_there(make: Callable[..., Bench]) -> None:
+    """It would be, had they come in two micro-batches; a valid row must not disappear behind one that is refused."""
+    bench = make()
+    bench.sql("ALTER TABLE measurements ADD CHECK (value < 100)")
+    values = [
+        document(1, [member(1, 1), member(2, 2)], closed_at=10),
+        document(2, [member(1, 2), member(2, 500)], closed_at=11),
+        document(3, [member(1, 600)], closed_at=11),
+        document(4, [member(1, 700)], closed_at=12),
+    ]
+    counts = bench.write([record(offset, value) for offset, value in enumerate([*values, values[0]])])
+    assert [(row[2], row[3], row[5]) for row in bench.stored()] == [(1, 2.0, 11), (2, 2.0, 10)]
+    assert (counts.rows, counts.inserted, counts.rows_refused, counts.repeats) == (6, 2, 3, 1)
+    refused = {json.loads(one.value)["offset"] for one in bench.outbox.letters if one.reason == "sink_rejected"}
+    assert refused == {1, 2, 3}
+    assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(counts.cost,)], "every attempt is charged"
+
+
 def test_two_drivers_with_the_same_micro_batch_have_one_effect(make: Callable[..., Bench]) -> None:
     bench = make()
     tasks = [[bench.task(0, mixed())] for _ in range(2)]
@@ -302,6 +324,80 @@ def test_a_connection_lost_in_the_transaction_is_tried_again(make: Callable[...,
     assert bench.slept == [0.5, 1.0], "the connection of the merge, then the one that records what goes out"
     assert bench.ledger.totals() == counts
     assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(counts.cost,)], "every attempt is charged"
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_a_merge_that_others_are_in_the_way_of_is_tried_again_and_every_try_is_paid(
+    make: Callable[..., Bench], code: str
+) -> None:
+    """A serialization failure, or a deadlock, as the server tells it: of the second slice, two times."""
+    bench = make(max=5)
+    bench.sql("CREATE SEQUENCE slices")
+    bench.sql(f"""CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF nextval('slices') IN (2, 4) THEN RAISE EXCEPTION 'not now' USING ERRCODE = '{code}'; END IF;
+        RETURN NULL; END $$""")
+    bench.sql("CREATE TRIGGER fail BEFORE INSERT ON measurements EXECUTE FUNCTION fail()")
+    tasks = [bench.task(0, mixed())]
+    staged = len(bench.pacer.costs)
+    counts = bench.writer().write(_BATCH, tasks, fetch_from([]))
+    assert (counts.inserted, len(bench.stored())) == (9, 9)
+    assert (bench.slept, counts.retries) == ([0.5, 1.0], 2)
+    assert bench.pacer.costs[staged:] == [5, 4] * 3
+    assert bench.ledger.totals() == counts
+    assert bench.sql("SELECT sum(cost) FROM hr_dispatch") == [(counts.cost,)], "every attempt is charged"
+
+
+def test_the_transaction_waits_for_capacity_though_the_role_ends_idle_ones(make: Callable[..., Bench]) -> None:
+    bench = make(max=5)
+    bench.sql(f"ALTER DATABASE {bench.url.rpartition('/')[2]} SET idle_in_transaction_session_timeout = '50ms'")
+    tasks = [bench.task(0, mixed())]
+    run = bench.pacer.run
+
+    def late(cost: int, work: Callable[[int], Any]) -> Any:
+        time.sleep(0.2)
+        return run(cost, work)
+
+    bench.pacer.run = late  # type: ignore[method-assign]
+    assert bench.writer().write(_BATCH, tasks, fetch_from([])).inserted == 9
+    assert bench.slept == []
+
+
+def test_rows_are_merged_in_the_order_of_their_keys(make: Callable[..., Bench]) -> None:
+    """So that two jobs that merge the same keys lock them in the same order."""
+    bench = make(max=5)
+    bench.sql("CREATE TABLE written (n serial, source text, metric text, time_ms bigint)")
+    bench.sql("""CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO written (source, metric, time_ms) VALUES (NEW.source, NEW.metric, NEW.time_ms);
+        RETURN NEW; END $$""")
+    bench.sql("CREATE TRIGGER note BEFORE INSERT ON measurements FOR EACH ROW EXECUTE FUNCTION note()")
+    values = [
+        document(n, [member(t, t, kind) for t in (9, 100, 3) for kind in ("b", "Z", "a")], source=f"te/device/{name}//")
+        for n, name in enumerate("bCa")
+    ]
+    bench.write([record(offset, value) for offset, value in enumerate(values)])
+    keys = bench.sql("SELECT source, metric, time_ms FROM written ORDER BY n")
+    assert (keys, len(keys)) == (sorted(keys), 27)
+
+
+def test_a_connection_that_was_lost_before_the_sweep_of_a_start_is_opened_again(make: Callable[..., Bench]) -> None:
+    """The query starts again in the same process with a new size of micro-batches."""
+    bench = make()
+    bench.task(0, mixed())
+    writer = bench.writer()
+    writer.done(Batch("q", 100))
+    cut(bench)
+    writer.begin("q")
+    assert (bench.slept, bench.staged()) == ([0.5], 0)
+
+
+def test_what_dead_attempts_staged_goes_every_100_micro_batches(make: Callable[..., Bench]) -> None:
+    bench = make()
+    for batch in (Batch("q", 7), Batch("q", 100)):
+        bench.task(0, [record(0, document(1, [member(1, 1)]))], batch)
+    assert not bench.writer().done(Batch("q", 99))
+    assert bench.staged() == 2
+    assert not bench.writer().done(Batch("q", 100))
+    assert bench.sql("SELECT batch_id FROM hr_stage_measurements") == [(100,)]
 
 
 def test_a_chunk_whose_connection_was_lost_is_staged_once(make: Callable[..., Bench]) -> None:
@@ -360,6 +456,31 @@ def test_sweeping_spares_what_others_still_need(make: Callable[..., Bench]) -> N
     assert bench.sql("SELECT query_id FROM hr_stage_measurements") == [("p",)]
 
 
+def test_a_live_job_that_sweeps_spares_a_backfill_at_work(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = Backfill(
+        name="again", alone=True, from_offsets={"headrace.batches-0": 0}, to_offsets={"headrace.batches-0": 4}
+    )
+    live = make(backfill=chunk)
+    one = backfill.Run(backfill.own_settings(live.settings), live.settings.job)
+
+    def stage(_: Any, work: Work, __: Any) -> list[TaskReport]:
+        task = live.task(0, mixed(), work.batch)
+        live.writer().begin("q")
+        live.writer().done(Batch("q", 100))
+        return [task]
+
+    monkeypatch.setattr(paths, "stage", stage)
+    monkeypatch.setattr(backfill, "batch_frame", lambda *_: None)
+    monkeypatch.setattr(one.way._writer, "_outbox", live.outbox)  # type: ignore[attr-defined]
+    try:
+        one.write(None, [(Batch(one.id, 0), [])])
+    finally:
+        one.way.stop()
+    assert one.ledger.totals().inserted == len(live.stored()) == 9
+
+
 def test_a_merge_waits_for_another_with_the_same_keys_and_neither_is_lost(make: Callable[..., Bench]) -> None:
     bench, start = make(max=3), threading.Barrier(2)
     done = [
@@ -375,6 +496,53 @@ def test_a_merge_waits_for_another_with_the_same_keys_and_neither_is_lost(make: 
         found = list(threads.map(write, range(2)))
     assert sum(one.inserted + one.replaced + one.repeats for one in found) == 60
     assert {row[3] for row in bench.stored()} == {1.0}
+
+
+def test_the_driver_hears_of_tasks_that_stage(make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage may last for many triggers where the capacity is shared; it is no query that stands still."""
+    monkeypatch.setattr(watching, "LOOK_S", 0.05)
+    bench, told = make(max=2), threading.Semaphore(0)
+    way = Staged(bench.settings, bench.ledger, bench.outbox, Patience(0), told.release)
+
+    def stage(*_: Any) -> list[TaskReport]:
+        assert told.acquire(timeout=60), "the first look"
+        assert not told.acquire(timeout=0.3), "nothing is staged"
+        task = bench.stager()
+        task.add(report(record(0, document(1, [member(t, t) for t in range(5)])), 1_000_000))
+        assert told.acquire(timeout=60), "two chunks are"
+        return [task.finish()]
+
+    monkeypatch.setattr(paths, "stage", stage)
+    try:
+        assert way.write(None, _BATCH).inserted == 5
+    finally:
+        way.stop()
+
+
+def test_rows_that_wait_for_their_merge_are_a_gauge(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, seen = make(), list[dict[str, float]]()
+
+    class Looking(Outbox):
+        """Called inside the transaction."""
+
+        def send(self, letters: Sequence[DeadLetter]) -> None:  # noqa: ARG002
+            seen.append(gauges())
+
+    def gauges() -> dict[str, float]:
+        families = {family.name: family for family in way.pacer.collect()}
+        return {name: families[f"headrace_spark_{name}"].samples[0].value for name in ("staging_rows", "key_skew")}
+
+    way = Staged(bench.settings, bench.ledger, Looking(), Patience(0), lambda: None)
+    other = record(9, document(7, [member(1, {"a": 1, "b": 2, "c": 3})], source="te/device/b//"))
+    monkeypatch.setattr(paths, "stage", lambda *_: [bench.task(0, mixed()), bench.task(1, [other])])
+    try:
+        way.write(None, _BATCH)
+        assert seen == [{"staging_rows": 16, "key_skew": 13 / 16}]
+        assert gauges() == {"staging_rows": 0, "key_skew": 13 / 16}
+    finally:
+        way.stop()
 
 
 def test_the_room_of_deleted_rows_is_given_back(make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:

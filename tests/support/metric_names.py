@@ -14,8 +14,13 @@ from headrace_api.metrics import COUNTS, Metrics
 from headrace_api.progress import Progress
 from headrace_bridge.bridge import Snapshot
 from headrace_bridge.http import SnapshotCollector
+from headrace_core.capacity.memory_store import MemoryStore
+from headrace_core.capacity.protocol import ResourceConfig
 from headrace_spark import metrics as spark
 from headrace_spark.counts import Counts
+from headrace_spark.lane_numbers import LaneNumbers
+from headrace_spark.leasing import Leasing
+from headrace_spark.seen import Watched
 from headrace_streams.http import StageCollector
 
 KIND = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
@@ -49,8 +54,13 @@ def bridge() -> set[str]:
 
 
 def writer() -> set[str]:
-    """Of the Spark writer."""
-    return _of(spark.Collector(Counts, spark.Progress(1000), 1, lambda: 0))  # type: ignore[arg-type]
+    """Of the Spark writer, with a lease store and with lanes."""
+    pacer: Any = Watched(SimpleNamespace())  # type: ignore[arg-type]
+    pacer.beside = LaneNumbers(1)
+    store = MemoryStore(lambda: 0)
+    store.provision(ResourceConfig(resource="r", shared_capacity=1000, factor=100))
+    leasing = Leasing(lambda: store.status("r"), 1, lambda: 0)
+    return _of(spark.Collector(Counts, spark.Progress(1000), 1, lambda: 0, pacer, leasing))  # type: ignore[arg-type]
 
 
 def api() -> set[str]:

@@ -1,7 +1,8 @@
 """What the lease store says of the job's resource, for its metrics (spark-writer.md 9, group "capacity").
 
-Without a store all of the capacity is granted to this job alone. With one it is asked at a scrape, by a client of its
-own, and at most once a second; while it does not answer the gauges are away, not wrong.
+Without a store all of the capacity is granted to this job alone, and what it sends is what is used. With one the
+store is asked at a scrape, by a client of its own, and at most once a second; while it does not answer the gauges are
+away, not wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headrace_spark.observed import PREFIX
 FRESH_S: Final = 1.0
 _TEXTS: Final = {
     "capacity_granted": "units per second that the store granted to all owners",
-    "capacity_used": "units per second that their partitions in use are worth",
+    "capacity_used": "units per second that their partitions in use are worth; without a store what went out",
     "capacity_owners": "lease clients that share the resource",
     "capacity_waiting": "partitions wanted beyond the shares",
     "capacity_pause_seconds": "how long all of them are paused for",
@@ -28,12 +29,17 @@ _TEXTS: Final = {
 
 
 class Leasing:
-    """`ask` asks the store and may raise; None: there is none, and `capacity` is the job's alone."""
+    """`ask` asks the store and may raise; None: there is none, and `capacity` is the job's alone, of which `used` went
+    out in the last second."""
 
     def __init__(
-        self, ask: Callable[[], StoreStatus] | None, capacity: int, clock: Callable[[], float] = time.monotonic
+        self,
+        ask: Callable[[], StoreStatus] | None,
+        capacity: int,
+        used: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ask, self._capacity, self._clock = ask, capacity, clock
+        self._ask, self._capacity, self._sent, self._clock = ask, capacity, used, clock
         self._lock = threading.Lock()
         self._found: StoreStatus | None = None
         self._asked = float("-inf")
@@ -45,7 +51,7 @@ class Leasing:
 
     def _values(self) -> dict[str, float]:
         if self._ask is None:
-            return {"capacity_granted": self._capacity, "capacity_owners": 1}
+            return {"capacity_granted": self._capacity, "capacity_used": self._sent(), "capacity_owners": 1}
         found = self._status()
         if found is None:
             return {}

@@ -1,7 +1,8 @@
 """Prometheus metrics and health of the job (spark-writer.md 9).
 
 Theory: what must add up comes from the ledger's totals, read at each scrape, so the numbers go on where they were after
-kill -9. What only this process knows (progress, target and achieved rate, ledger hits) is a gauge beside them.
+kill -9. What only this process knows (progress, target and achieved rate, ledger hits) is a gauge beside them. While
+the state store is down the totals are away, not wrong, and all the rest is told: that is when somebody looks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final, Protocol
 
@@ -17,11 +19,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headrace_spark.counts import NAMES, Counts
+from headrace_spark.database import StateDown
 from headrace_spark.observed import PREFIX, Observed
 
 RESTARTS: Final = "HEADRACE_WRITER_RESTARTS"
 """Where the supervisor says how often it started the writer again."""
 
+_SHORTEST_MS: Final = 25_000
 _HELP: Final = {
     "records": "Kafka records read",
     "ticks": "tick and flush records, skipped",
@@ -42,12 +46,18 @@ _HELP: Final = {
     "rows_postponed": "rows whose records went to the delayed retry topic",
     "records_postponed": "records that went to the delayed retry topic",
     "requests": "requests to the sink",
-    "retries": "tries of a staged chunk, or of a request of a lane, after the first",
+    "retries": "tries of a request, of a staged chunk or of its merge, after the first",
     "cost": "capacity units of the requests",
     "charged": "capacity units that the destination says it took, where it says so",
     "microbatches": "micro-batches committed",
     "offsets_lost": "offsets that were gone before they were read, accepted by --accept-loss",
 }
+
+
+def silence_ms(trigger_ms: int) -> int:
+    """How long a query may give no sign of life: five triggers. With short ones it is longer, because Spark says only
+    every 10 s that there is no input, and a start of the query takes its time."""
+    return max(5 * trigger_ms, _SHORTEST_MS)
 
 
 class Progress:
@@ -132,21 +142,10 @@ class Collector:
 
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
-        totals = self._totals()
-        for name in NAMES:
-            yield CounterMetricFamily(PREFIX + name, _HELP[name], value=getattr(totals, name))
-        letters = CounterMetricFamily(PREFIX + "dead_letters", "dead letters by reason", labels=["reason"])
-        for reason, number in sorted(totals.dead_letters.items()):
-            letters.add_metric([reason], number)
-        yield letters
-        again = CounterMetricFamily(PREFIX + "again", "records from the retry topic", labels=["round"])
-        for label, number in sorted(totals.rounds.items()):
-            again.add_metric([label], number)
-        yield again
+        with suppress(StateDown):
+            yield from _families(self._totals())
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
-        mean = totals.rows / totals.requests if totals.requests else 0.0
-        yield GaugeMetricFamily(PREFIX + "rows_per_request", "rows of all requests by their number", value=mean)
         for one in (self._progress.observed, *self._more):
             yield from one.collect()
 
@@ -162,6 +161,23 @@ class Collector:
             ("target_rate", "units per second that may be used", self._capacity),
             ("achieved_rate", "units that went out in the last second", self._used()),
         ]
+
+
+def _families(totals: Counts) -> Iterator[Metric]:
+    """What the ledger has."""
+    for name in NAMES:
+        yield CounterMetricFamily(PREFIX + name, _HELP[name], value=getattr(totals, name))
+    letters = CounterMetricFamily(PREFIX + "dead_letters", "dead letters by reason", labels=["reason"])
+    for reason, number in sorted(totals.dead_letters.items()):
+        letters.add_metric([reason], number)
+    yield letters
+    again = CounterMetricFamily(PREFIX + "again", "records from the retry topic", labels=["round"])
+    for label, number in sorted(totals.rounds.items()):
+        again.add_metric([label], number)
+    yield again
+    mean = totals.rows / totals.requests if totals.requests else 0.0
+    text = "rows by the number of requests; on the staged path each row is in two, a chunk and a slice"
+    yield GaugeMetricFamily(PREFIX + "rows_per_request", text, value=mean)
 
 
 class MetricsServer:

@@ -77,9 +77,10 @@ class Watched:
         return self._watch(cost, work, lambda attempt: self._inner.run(cost, attempt))
 
     def used(self) -> int:
-        """See `Pacing`: of all processes of the job, as far as they are known here."""
+        """See `Pacing`: of all processes of the job, as far as they are known here. Tasks and driver send in turns, so
+        it is the higher of the two and not the sum, which nobody ever sent in one second."""
         told = getattr(self._inner, "everywhere", False) or time.monotonic_ns() >= self._tasks_until_ns
-        return self._inner.used() + (0 if told else round(self._tasks_rate))
+        return max(self._inner.used(), 0 if told else round(self._tasks_rate))
 
     def tasks(self, units: int, took_ns: int) -> None:
         """The tasks of a stage sent so many units. Where the inner pacing does not see other processes, the mean of the

@@ -62,21 +62,21 @@ class StagedWriter:
         self._advanced = advanced
         self._merged = merged
         """Told when nothing more of a micro-batch goes out: its capacity need not wait for the commit."""
-        self._spent = 0
+        self._spent = self._tries = 0
+        """Of this micro-batch: units of its slices, and how often its transaction was begun."""
         self._dead_rows = 0
         """Deleted from the staging table, which still takes their room."""
 
     def begin(self, query_id: str) -> None:
         """At the start of the query: nothing that is staged for it is of use."""
-        with self._database.transaction() as at:
-            swept = sweep(at, self._settings.table, query_id)
+        swept = self._patience.keep(lambda: self._sweep(query_id))
         if swept:
             _log.info("staging swept", rows=swept)
 
     def done(self, batch: Batch) -> bool:
         """True if the ledger has this micro-batch; then no task needs to run."""
         if batch.batch_id % SWEEP_EVERY == 0:
-            self._patience.keep(lambda: self._sweep(batch))
+            self._patience.keep(lambda: self._sweep(batch.query_id, batch.batch_id))
         return self._patience.keep(lambda: self._done(batch))
 
     def _done(self, batch: Batch) -> bool:
@@ -85,10 +85,10 @@ class StagedWriter:
         except StateDown as error:  # one database is sink and state
             raise SinkDown(str(error)) from error
 
-    def _sweep(self, batch: Batch) -> None:
+    def _sweep(self, query_id: str, before: int | None = None) -> int:
         try:
             with self._database.transaction() as at:
-                sweep(at, self._settings.table, batch.query_id, batch.batch_id)
+                return sweep(at, self._settings.table, query_id, before)
         except StateDown as error:
             raise SinkDown(str(error)) from error
 
@@ -98,7 +98,7 @@ class StagedWriter:
         if corrupt((one for task in tasks for one in task.reports), self._settings.max_corrupt_share):
             raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")
         self._faults.passed("staged", batch.batch_id)
-        self._spent = 0
+        self._spent = self._tries = 0
         counts = self._patience.keep(lambda: self._try(batch, tasks, fetch))
         self._faults.passed("written", batch.batch_id)
         self._tidy()
@@ -112,6 +112,7 @@ class StagedWriter:
                 self._dead_rows = 0
 
     def _try(self, batch: Batch, tasks: Sequence[TaskReport], fetch: Fetch) -> Counts:
+        self._tries += 1
         try:
             with self._database.transaction() as at:
                 if not self._ledger.enter(at, batch):
@@ -160,7 +161,7 @@ class StagedWriter:
         counts.repeats = counts.rows - counts.inserted - counts.replaced - counts.rows_refused
         counts.dead_letters = by_reason(letters)
         counts.requests = sum(task.requests for task in tasks) + merge.slices
-        counts.retries = sum(task.retries for task in tasks)
+        counts.retries = sum(task.retries for task in tasks) + self._tries - 1
         counts.cost = sum(task.cost for task in tasks) + self._spent
         return counts
 

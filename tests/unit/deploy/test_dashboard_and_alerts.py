@@ -83,9 +83,10 @@ def test_every_metric_of_dashboard_and_rules_is_exposed_by_a_part() -> None:
     assert used - exposed() == set()
 
 
-def test_the_dashboard_shows_every_metric_of_stages_and_bridge() -> None:
+def test_the_dashboard_shows_every_metric_of_stages_bridge_and_writer() -> None:
     shown = metric_names.used(target["expr"] for panel in PANELS for target in panel["targets"])
-    wanted = {name for name in metric_names.streams() | metric_names.bridge() if name.startswith("headrace_")}
+    every = metric_names.streams() | metric_names.bridge() | metric_names.writer()
+    wanted = {name for name in every if name.startswith("headrace_")}
     assert wanted - shown == {
         name for name in wanted if name.endswith(("latency_seconds_sum", "latency_seconds_count"))
     }

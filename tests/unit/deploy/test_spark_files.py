@@ -13,7 +13,7 @@ import yaml
 
 from headrace_spark import exits
 from headrace_spark.jobs.process import CONNECTOR
-from headrace_spark.jobs.supervise import again
+from headrace_spark.jobs.supervise import STOPPED, again
 from headrace_spark.settings import load
 from tests.support.docker import REPOSITORY
 
@@ -115,6 +115,18 @@ def test_the_job_starts_the_driver_again_for_the_codes_of_the_supervisor_only() 
     everything = range(1, exits.SINK_DOWN + 1)
     assert set(codes["values"]) == {code for code in everything if not again(code)}
     assert POD["restartPolicy"] == "Never", "podFailurePolicy needs it"
+    command = DRIVER["command"]
+    assert command[2 : command.index("--")] == ["headrace_spark.jobs.supervise", "--once"], "or a stopped pod is done"
+    assert STOPPED not in {exits.DONE, *codes["values"]}
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_store_that_is_down_is_waited_for_and_no_reason_to_kill_the_driver() -> None:
+    """`/healthz` fails meanwhile, as there is no progress; after `sink_down_max_ms` the job ends by itself."""
+    probe = DRIVER["livenessProbe"]
+    assert probe["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    waits_ms = load(FOLDER / "writer.toml", {"spark.master": "k8s://x"}).sink_down_max_ms
+    assert probe["periodSeconds"] * probe["failureThreshold"] * 1000 > waits_ms
 
 
 def test_what_the_pod_refers_to_is_there() -> None:
@@ -144,6 +156,9 @@ def test_ports_paths_and_settings_of_the_driver_agree() -> None:
     assert ports == {one["name"]: one["containerPort"] for one in DRIVER["ports"]}
     assert ports == {"driver": int(conf["spark.driver.port"]), "blocks": int(conf["spark.driver.blockManager.port"]),
                      "metrics": job.metrics_port}  # fmt: skip
+    assert named("Service")["spec"]["publishNotReadyAddresses"] is True, (
+        "a pod with a startup probe is not ready before"
+    )
     assert job.metrics_host == "0.0.0.0"
     assert conf["spark.driver.host"].startswith(f"{named('Service')['metadata']['name']}.")
     mounts = {one["mountPath"] for one in DRIVER["volumeMounts"]}

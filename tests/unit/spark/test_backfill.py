@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from headrace_core.capacity.memory_store import MemoryStore
 from headrace_core.errors import ConfigError
 from headrace_spark import capacity
 from headrace_spark.backfill import Backfill, Cut, Cuts
+from headrace_spark.counts import Counts
 from headrace_spark.database import Database
+from headrace_spark.jobs import backfill
 from headrace_spark.jobs.backfill import own_settings
 from headrace_spark.ranges import Span
 from headrace_spark.settings import Settings, check
+from headrace_spark.sinks.port import Batch
 from tests.unit.spark.fakes import job
 
 TIMES: dict[str, Any] = {
@@ -124,3 +128,47 @@ def test_a_share_of_less_than_a_partition_is_refused(changes: dict[str, Any]) ->
     with pytest.raises(ConfigError, match=r"max_share: .*smaller factor"):
         check(leased(**changes))
     check(leased(**changes, factor=10))
+
+
+class Chunks:
+    """A way that notes the chunks it writes, and is told to stop in the middle of the second."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.stop_, self.written, self.begun = stop, list[int](), list[str]()
+
+    def begin(self, query_id: str) -> None:
+        self.begun.append(query_id)
+
+    def done(self, batch: Batch) -> bool:
+        return batch.batch_id == 1
+
+    def write(self, frame: list[Span], batch: Batch) -> Counts:
+        self.written.append(batch.batch_id)
+        if len(self.written) == 2:
+            self.stop_.set()
+        return Counts(records=sum(map(len, frame)))
+
+    def stop(self) -> None:
+        """Nothing is held."""
+
+
+def test_a_stop_ends_it_after_the_chunk_under_way_and_what_is_done_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfill, "batch_frame", lambda _spark, _settings, part: part)
+    state = {"state_dsn": f"sqlite://{tmp_path}/state.db", "sink": f"sqlite://{tmp_path}/sink.db"}
+    one = backfill.Run(own_settings(job(backfill=given().backfill, **state)), "live")
+    one.way.stop()
+    one.ledger.prepare()
+    chunks = Chunks(one.stop)
+    one.way = chunks  # type: ignore[assignment]
+    left = one.left(Cut([Span("t", 0, 0, 10), Span("t", 1, 5, 9)], 4))
+    assert [(batch.batch_id, part) for batch, part in left] == [
+        (0, [Span("t", 0, 0, 2), Span("t", 1, 5, 7)]),
+        (2, [Span("t", 0, 4, 6)]),
+        (3, [Span("t", 0, 6, 8)]),
+        (4, [Span("t", 0, 8, 10)]),
+    ]
+    assert {batch.query_id for batch, _ in left} == {given().backfill.run_id("live")}
+    one.write(None, left)
+    assert (chunks.written, chunks.begun) == ([0, 2], [one.id])

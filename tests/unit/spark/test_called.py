@@ -11,8 +11,8 @@ import pytest
 
 from headrace_core.errors import ConfigError
 from headrace_spark.exits import CorruptInput
-from headrace_spark.sinks.callables import Context, Result, WriteResult
-from headrace_spark.sinks.called import BadAnswer, CalledSink
+from headrace_spark.sinks.callables import BadAnswer, Context, Result, WriteResult
+from headrace_spark.sinks.called import CalledSink
 from headrace_spark.transforms.rows import Row
 from tests.unit.spark.fakes import document, member, record
 from tests.unit.spark.keyed_bench import Bench, check

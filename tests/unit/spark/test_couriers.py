@@ -12,10 +12,10 @@ import pyspark
 import pytest
 
 from headrace_core.errors import ConfigError
-from headrace_spark.database import Database
+from headrace_spark.database import Database, StateDown
 from headrace_spark.exits import Stalled, Superseded
 from headrace_spark.faults import NO_FAULTS
-from headrace_spark.jobs import couriers
+from headrace_spark.jobs import watching
 from headrace_spark.jobs.couriers import SparkCourier
 from headrace_spark.ledger import Ledger
 from headrace_spark.seen import WatchedAnswers
@@ -138,6 +138,31 @@ def test_an_error_of_the_job_ends_the_stage_without_trying_again(
     assert len(bench.carry(lanes(1)).ends) == 4
 
 
+BEGUN = threading.Event()
+WAITED: list[bool] = []
+
+
+def deliver_or_wait(rows: Sequence[Row], context: Context) -> None:
+    """Fails with one request, and waits with the other until it is told that nobody wants it any more."""
+    if rows[0].metric == "m0":
+        assert BEGUN.wait(60)
+        raise ValueError("a defect")
+    BEGUN.set()
+    WAITED.append(context.cancelled.wait(60))
+
+
+def test_a_function_at_work_is_told_that_its_task_goes_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BEGUN.clear()
+    WAITED.clear()
+    sink = "call:tests.unit.spark.test_couriers:deliver_or_wait"
+    bench = Bench(tmp_path, monkeypatch, mode="keyed", sink=sink, master="local[1]", max_concurrent_batches=2)
+    with pytest.raises(RuntimeError, match="again and again"):
+        bench.carry(lanes(2, 1))
+    assert WAITED == [True]
+
+
 def test_a_stage_of_an_earlier_start_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, monkeypatch)
     bench.ledger.claim("a later start")
@@ -155,8 +180,32 @@ def test_a_function_that_is_not_there_is_a_wrong_job_file_in_a_task_too(
 
 
 def test_progress_is_told_while_tasks_are_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(couriers, "_LOOK_S", 0.01)
-    bench, told = Bench(tmp_path, monkeypatch), threading.Event()
-    with couriers.watching(lambda: len(bench.ledger.sent(BATCH)), told.set):
-        bench.ledger.record_sent(BATCH, "a", "")
+    """A task that works for long: the driver hears of the requests that have ended, and of nothing while none does."""
+    monkeypatch.setattr(watching, "LOOK_S", 0.01)
+    bench, told = Bench(tmp_path, monkeypatch), threading.Semaphore(0)
+    one = SparkCourier(bench.settings, bench.ledger, bench.run, AtOnce, bench.pacer, NO_FAULTS, told.release)
+
+    class Stage(Spark):
+        def collect(self) -> list[bytes]:
+            assert told.acquire(timeout=60), "the first look"
+            bench.ledger.record_sent(BATCH, "a", "")
+            assert told.acquire(timeout=60), "another number"
+            assert not told.acquire(timeout=0.1), "the same number is no progress"
+            return []
+
+    one.on(Stage(monkeypatch))
+    one.carry(BATCH, lanes(1))
+
+
+def test_a_store_that_is_down_meanwhile_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LOOK_S", 0.01)
+    answers, told = iter([StateDown("away"), 5]), threading.Event()
+
+    def look() -> int:
+        found = next(answers, 5)
+        if isinstance(found, StateDown):
+            raise found
+        return found
+
+    with watching.watching(look, told.set):
         assert told.wait(60)

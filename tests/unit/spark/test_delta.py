@@ -221,6 +221,32 @@ def test_after_a_conflict_with_something_else_it_is_tried_again(bench: Bench) ->
     assert len(bench.rows()) == 2
 
 
+class Lossy(DeltaSink):
+    """The answer to its first commit is lost."""
+
+    lost = 0
+
+    def _merge(self, table: DeltaTable, batch: Batch, request: Request) -> Outcome:
+        outcome = super()._merge(table, batch, request)
+        self.lost += 1
+        if self.lost == 1:
+            raise OSError("timed out")
+        return outcome
+
+
+def test_a_commit_whose_answer_was_lost_is_found_and_not_made_again(bench: Bench) -> None:
+    """Of a micro-batch of two commits, whose transaction is in the second."""
+    sink = Lossy(bench.uri)
+    sink.prepare()
+    sink.plan([request("a"), request("b")])
+    with pytest.raises(SinkDown, match="timed out"):
+        sink.write(Batch("q", 0), request("a"))
+    assert sink.write(Batch("q", 0), request("a")) == Outcome(inserted=1)
+    assert version(bench) == 1
+    assert sink.write(Batch("q", 0), request("b")) == Outcome(inserted=1)
+    assert (version(bench), len(bench.rows())) == (2, 2)
+
+
 def test_a_later_micro_batch_says_that_an_earlier_one_is_there(bench: Bench) -> None:
     sink = stale(bench)
     sink.write(Batch("q", 5), request("a"))

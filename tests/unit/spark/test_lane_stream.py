@@ -129,7 +129,7 @@ class Spark:
         hit = self.ledger.done(Batch("q", self.batch_id))
         counts = self.way.write(Frame(steps), Batch("q", self.batch_id))
         self.hits += hit
-        assert not (hit and counts.records), "what the ledger has is not counted again"
+        assert hit == (counts is None), "what the ledger has is not counted again, but as a hit"
         return memories, due
 
     def _die(self, share: float) -> None:

@@ -19,7 +19,7 @@ from headrace_spark.ledger import Ledger
 from headrace_spark.patience import Patience
 from headrace_spark.sending import Carrier
 from headrace_spark.settings import Settings, check
-from headrace_spark.sinks.callables import CallableSink, Context, Result
+from headrace_spark.sinks.callables import BadAnswer, CallableSink, Context, Result, WriteResult
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.transforms.records import Record, Report, report
 from headrace_spark.transforms.rows import Row
@@ -164,6 +164,34 @@ def test_the_same_request_again_and_never_the_next_one_before_it(bench: Bench) -
     assert counts.retries == 2
     assert (bench.lane(0)["retries"], bench.lane(1)["retries"]) == (2, 0)
     assert len(bench.pacer.costs) == counts.requests + 2, "every attempt is charged"
+
+
+def test_a_function_is_told_all_it_may_need(bench: Bench) -> None:
+    told: list[Context] = []
+
+    def answer(_rows: Sequence[Row], context: Context) -> Result | None:
+        told.append(context)
+        return Result("retry") if len(told) == 1 else None
+
+    DESTINATION.append(answer)
+    bench.write(found(), Batch("q", 7), max_send_ms=600_000)
+    requests = pack(found(), found()[:6], lanes())
+    assert {(one.query_id, one.batch_id) for one in told} == {("q", 7)}
+    expected = [(one.partition, one.request.id) for one in requests]
+    assert [(one.partition, one.request_id) for one in told] == [expected[0], *expected]
+    assert [one.attempt for one in told] == [1, 2, *[1] * (len(told) - 2)]
+    assert [one.deadline_ns for one in told[:2]] == [number + 600 * 10**9 for number in (1, 2)]
+    assert not told[0].cancelled.is_set()
+
+
+@pytest.mark.parametrize("answer", [Result("Retry"), Result(charge=-1), Result(charge=True), WriteResult(), "done", 1])  # type: ignore[arg-type]
+def test_what_a_function_must_not_return_ends_the_job_and_is_not_taken_for_done(bench: Bench, answer: Any) -> None:
+    first = pack(found(), found()[:6], lanes())[0].request.id
+    bench.answers[first, 1] = answer
+    with pytest.raises(BadAnswer, match="the function returned"):
+        bench.write(found())
+    assert not bench.ledger.done(_BATCH)
+    assert bench.ledger.sent(_BATCH) == {}
 
 
 def test_a_request_that_is_never_taken_fails_the_micro_batch(bench: Bench) -> None:

@@ -31,10 +31,10 @@ def test_what_all_owners_have_is_told_and_not_asked_for_more_than_once_a_second(
     for name in ("a", "b"):
         store.sync(LeaseRequest(resource="r", owner=name, seq=1, want=3), 1_000)
     asked = Asked(store)
-    one = Leasing(asked, 1000, clock=lambda: now[0])
+    one = Leasing(asked, 1000, lambda: 7, clock=lambda: now[0])
     found = values(one)
     assert (found["capacity_owners"], found["capacity_pause_seconds"]) == (2, 0)
-    assert found["capacity_granted"] == store.status("r").granted
+    assert found["capacity_granted"] == store.status("r").granted == 600
     values(one)
     assert asked.times == 1
     now[0] = 1.0
@@ -46,7 +46,7 @@ def test_a_store_that_is_away_has_no_numbers_until_it_is_back() -> None:
     store, now = MemoryStore(lambda: 10_000), [0.0]
     store.provision(ResourceConfig(resource="r", shared_capacity=1000, factor=100))
     asked = Asked(store)
-    one = Leasing(asked, 1000, clock=lambda: now[0])
+    one = Leasing(asked, 1000, lambda: 7, clock=lambda: now[0])
     asked.fails = True
     assert values(one) == {}
     now[0], asked.fails = 2.0, False
@@ -55,4 +55,8 @@ def test_a_store_that_is_away_has_no_numbers_until_it_is_back() -> None:
 
 def test_without_a_store_all_is_this_jobs() -> None:
     assert capacity.status(job()) is None
-    assert values(Leasing(None, 400)) == {"capacity_granted": 400, "capacity_owners": 1}
+    assert values(Leasing(None, 400, lambda: 7)) == {
+        "capacity_granted": 400,
+        "capacity_used": 7,
+        "capacity_owners": 1,
+    }

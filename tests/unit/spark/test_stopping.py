@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from headrace_core.errors import ConfigError
+from headrace_spark.counts import Counts
 from headrace_spark.database import StateDown
 from headrace_spark.exits import CheckpointRefused, CorruptInput, Stopping
 from headrace_spark.jobs.process import exit_code
 from headrace_spark.jobs.writer import _ended, _Query
 from headrace_spark.losses import DataLost
+from headrace_spark.metrics import Progress
 from headrace_spark.outbox import OutboxDown
-from headrace_spark.sinks.port import SinkDown
+from headrace_spark.sinks.port import Batch, SinkDown
 from tests.unit.spark.fakes import job
 
 
@@ -41,6 +43,20 @@ class Way:
 
     def stop(self) -> None:
         self.stops += 1
+
+
+class Found:
+    """A way that finds out early or late that the ledger has a micro-batch, or writes it."""
+
+    def __init__(self, early: bool, late: bool) -> None:
+        self.early, self.late, self.written = early, late, 0
+
+    def done(self, _: Batch) -> bool:
+        return self.early
+
+    def write(self, _frame: object, _batch: Batch) -> Counts | None:
+        self.written += 1
+        return None if self.late else Counts(microbatches=1)
 
 
 class Parts:
@@ -99,6 +115,18 @@ def test_a_micro_batch_that_comes_while_the_query_is_stopped_is_refused_at_once(
     with pytest.raises(Stopping):
         work.write(None, 1)
     assert not given.turn.locked()
+
+
+@pytest.mark.parametrize(("early", "late", "hits", "written"), [(1, 0, 1, 0), (0, 1, 1, 1), (0, 0, 0, 1)])
+def test_a_micro_batch_that_the_ledger_has_is_a_hit_whenever_that_is_known(
+    early: int, late: int, hits: int, written: int
+) -> None:
+    parts: Any = Parts()
+    parts.way, parts.progress, parts.limit = Found(bool(early), bool(late)), Progress(1_000), lambda _: 1
+    work = _Query(parts, 1, 1)
+    work.named("query")
+    work.write(None, 7)
+    assert (parts.progress.ledger_hits, parts.progress.batch_id, parts.way.written) == (hits, 7, written)
 
 
 def test_an_error_without_any_word_is_a_failure_and_the_jobs_own_comes_first() -> None:

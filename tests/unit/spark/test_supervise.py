@@ -13,6 +13,7 @@ import pytest
 
 from headrace_spark import exits
 from headrace_spark.jobs.supervise import Backoff, Supervisor, again
+from headrace_spark.metrics import RESTARTS
 
 COUNT = "import pathlib,sys; f=pathlib.Path(sys.argv[1]); n=len(f.read_text()) if f.exists() else 0; "
 """How many runs there were before this one, each of which left a letter."""
@@ -40,6 +41,14 @@ def test_it_ends_with_the_first_code_that_it_does_not_answer(codes: list[int], r
     assert (found, len(file.read_text())) == (codes[runs - 1], runs)
 
 
+def test_the_writer_is_told_how_often_it_was_started_before(tmp_path: Path) -> None:
+    """For the gauge `headrace_spark_restarts`."""
+    file = tmp_path / "told"
+    script = f"import os, sys; f = open(sys.argv[1], 'a'); f.write(os.environ['{RESTARTS}']); sys.exit(f.tell() < 3)"
+    assert Supervisor([sys.executable, "-c", script, str(file)], tmp_path / "pid", Backoff(0.01, 0.02)).run() == 0
+    assert file.read_text() == "012"
+
+
 def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
     file = tmp_path / "runs"
     script = COUNT + "import os; f.write_text('x' * (n + 1)); n or os.kill(os.getpid(), 9)"
@@ -47,8 +56,27 @@ def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
     assert len(file.read_text()) == 2
 
 
-def test_sigterm_goes_to_the_process_that_told_its_pid_and_not_to_its_parent(tmp_path: Path) -> None:
-    """The command is a shell that stands for spark-submit: it would die of SIGTERM with 143."""
+@pytest.mark.parametrize("code", [0, 1, 3, 6])
+def test_once_ends_with_the_first_code_whatever_it_is(code: int, tmp_path: Path) -> None:
+    file = tmp_path / "runs"
+    script = COUNT + f"f.write_text('x' * (n + 1)); sys.exit({code})"
+    command = [sys.executable, "-c", script, str(file)]
+    assert Supervisor(command, tmp_path / "pid", Backoff(0.01, 0.02), once=True).run() == code
+    assert len(file.read_text()) == 1
+
+
+def test_once_told_to_stop_before_it_began_says_so(tmp_path: Path) -> None:
+    supervisor = Supervisor(["false"], tmp_path / "pid", Backoff(0.01, 0.02), once=True)
+    supervisor.stop.set()
+    assert supervisor.run() == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--once"], 128 + signal.SIGTERM)])
+def test_sigterm_goes_to_the_process_that_told_its_pid_and_not_to_its_parent(
+    options: list[str], code: int, tmp_path: Path
+) -> None:
+    """The command is a shell that stands for spark-submit: it would die of SIGTERM with 143. With `--once` a Job of
+    Kubernetes, which takes 0 for done for ever, is told that the writer was stopped."""
     writer = tmp_path / "writer.py"
     writer.write_text(
         "import signal, sys, time\n"
@@ -61,7 +89,7 @@ def test_sigterm_goes_to_the_process_that_told_its_pid_and_not_to_its_parent(tmp
     ready = tmp_path / "ready"
     shell = f'{sys.executable} {writer} {ready}; code=$?; echo "the writer ended with $code"; exit $code'
     process = subprocess.Popen(
-        [sys.executable, "-m", "headrace_spark.jobs.supervise", "--", "sh", "-c", shell],
+        [sys.executable, "-m", "headrace_spark.jobs.supervise", *options, "--", "sh", "-c", shell],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -70,7 +98,7 @@ def test_sigterm_goes_to_the_process_that_told_its_pid_and_not_to_its_parent(tmp
         out, _ = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 0
+    assert process.returncode == code
     assert "the writer ended with 0" in out
 
 

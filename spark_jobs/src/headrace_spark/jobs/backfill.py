@@ -21,6 +21,7 @@ import structlog
 from headrace_core.errors import ConfigError
 from headrace_spark import exits, kafka_clients, offsets
 from headrace_spark.backfill import Cut, Cuts
+from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.jobs.paths import Way, way
 from headrace_spark.jobs.process import end, metrics_server, on_signals, run_job, session
@@ -97,7 +98,9 @@ class Run:
         return [(batch, part) for batch, part in every if not self.way.done(batch)]
 
     def write(self, spark: Any, left: Sequence[tuple[Batch, list[Span]]]) -> None:
-        """Give each chunk its effect, in order, until told to stop."""
+        """Give each chunk its effect, in order, until told to stop. Others that write into the same table sweep what is
+        staged for a query that no job has, so this one is remembered first."""
+        self.ledger.remember(self.id, "backfill")
         self.way.begin(self.id)
         self.progress.start()
         for batch, part in left:
@@ -105,7 +108,7 @@ class Run:
                 return
             began = time.monotonic()
             self.progress.begin(batch.batch_id)
-            counts = self.way.write(batch_frame(spark, self.settings, part), batch)
+            counts = self.way.write(batch_frame(spark, self.settings, part), batch) or Counts()
             self.progress.end(time.monotonic() - began, hit=False)
             _log.info("chunk", number=batch.batch_id, **counts.items())
 

@@ -11,15 +11,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from headrace_core.errors import HeadraceError
-from headrace_spark.database import StateDown
 from headrace_spark.faults import Faults
 from headrace_spark.jobs import logs
+from headrace_spark.jobs.watching import watching
 from headrace_spark.ledger import Ledger
 from headrace_spark.pacing import PausingPacing
 from headrace_spark.patience import Patience
@@ -27,9 +26,7 @@ from headrace_spark.seen import Watched
 from headrace_spark.senders import Tools
 from headrace_spark.sending import Carried, Carrier, Packed, Queue, failed, shares
 from headrace_spark.settings import Settings
-from headrace_spark.sinks.port import Batch, SinkDown
-
-_LOOK_S: Final = 2.0
+from headrace_spark.sinks.port import Batch
 
 
 class SendWork(msgspec.Struct, frozen=True):
@@ -86,29 +83,6 @@ class SparkCourier:
         for one in reports:
             one.check()
         return whole
-
-
-@contextmanager
-def watching(ended: Callable[[], int], advanced: Callable[[], None]) -> Iterator[None]:
-    """Tell of progress that tasks record, while the driver waits for them. `ended`: how many requests have ended."""
-    over = threading.Event()
-
-    def watch() -> None:
-        before = 0
-        while not over.wait(_LOOK_S):
-            with suppress(StateDown, SinkDown):
-                now = ended()
-                if now != before:
-                    advanced()
-                before = now
-
-    thread = threading.Thread(target=watch, name="headrace-watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def deliverer(work: SendWork) -> Callable[[int, Iterable[bytes]], Iterator[bytes]]:

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 from headrace_spark import capacity, destinations, faults
 from headrace_spark.counts import Counts
-from headrace_spark.database import sqlite_path
+from headrace_spark.database import Database, sqlite_path
 from headrace_spark.jobs.answering import Answering
 from headrace_spark.jobs.by_tasks import Planned, checked_effects
 from headrace_spark.jobs.frames import records, reports, stage
 from headrace_spark.jobs.stream_lanes import StreamLanes
 from headrace_spark.jobs.upserting import Upserting
+from headrace_spark.jobs.watching import watching
 from headrace_spark.lanes import LaneWriter
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
@@ -50,8 +51,8 @@ class Way(Protocol):
         """True if the micro-batch was committed."""
         ...
 
-    def write(self, frame: Any, batch: Batch) -> Counts:
-        """Give the micro-batch its effect, once."""
+    def write(self, frame: Any, batch: Batch) -> Counts | None:
+        """Give the micro-batch its effect, once. None: it was committed, which is known only now."""
         ...
 
     def stop(self) -> None:
@@ -100,6 +101,7 @@ class Staged:
         self.pacer = Watched(self._pacing())
         self._run = uuid.uuid4().hex
         self._sink = PostgresSink(settings.sink, settings.table)
+        self._database, self._advanced = Database(settings.sink), advanced
         self._writer = StagedWriter(
             settings, ledger, outbox, self.pacer, patience,
             faults=self._faults, advanced=advanced, merged=self.pacer.rest,
@@ -120,7 +122,8 @@ class Staged:
         self._faults.passed("begun", batch.batch_id)
         self._hand_over()
         began_ns = time.monotonic_ns()
-        tasks = stage(frame, self._work(batch), self._pacing)
+        with watching(lambda: staging.staged_ever(self._database, self._settings.table), self._advanced):
+            tasks = stage(frame, self._work(batch), self._pacing)
         self.pacer.tasks(sum(task.cost for task in tasks), time.monotonic_ns() - began_ns)
         self._hand_over()
         for task in tasks:

@@ -36,7 +36,7 @@ def metrics_server(settings: Settings, ledger: Ledger, progress: Progress, pacer
     """The metrics of this process and of all before it; not started yet. `metrics_port` must be given. Raises
     `ConfigError`."""
     assert settings.metrics_port is not None
-    leasing = Leasing(capacity.status(settings), settings.usable)
+    leasing = Leasing(capacity.status(settings), settings.usable, pacer.used)
     found = Collector(ledger.totals, progress, settings.usable, pacer.used, pacer, leasing)
     try:
         return MetricsServer(found, progress, settings.metrics_port, settings.metrics_host)

@@ -40,7 +40,7 @@ class StreamLanes(ByTasks):
         """Never before its tasks have run: they must make the state that the next micro-batch begins with."""
         return False
 
-    def write(self, frame: Any, batch: Batch) -> Counts:
+    def write(self, frame: Any, batch: Batch) -> Counts | None:
         """Run the tasks that pack, then those that send. The frame must run exactly once in a micro-batch."""
         self.courier.on(frame)
         decode = msgspec.msgpack.Decoder(LaneStep).decode
@@ -49,7 +49,7 @@ class StreamLanes(ByTasks):
         )
         if self._writer.done(batch):
             _log.info("the ledger has this micro-batch", batch_id=batch.batch_id)
-            return Counts()
+            return None
         self.faults.passed("begun", batch.batch_id)
         if breaks(sum(one.refused for one in steps), sum(one.judged for one in steps), self.settings.max_corrupt_share):
             raise CorruptInput(f"micro-batch {batch.batch_id}: too large a share of the rows is refused")

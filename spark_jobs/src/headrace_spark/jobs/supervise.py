@@ -8,6 +8,11 @@ too. All other codes need a person: the supervisor ends with them.
 SIGTERM and SIGINT must reach the driver's Python, which finishes the micro-batch, and not spark-submit's JVM, which
 would just end. So the command has a session of its own, the writer tells its pid in the file that
 `HEADRACE_WRITER_PID_FILE` names, and the signal goes there.
+
+Where something else starts the writer again, as a Job of Kubernetes does, `--once` leaves only the signals to this
+process: two that start again would not know of each other, and a probe of the writer's port fails in a pause. A Job
+takes exit code 0 for done and never starts it again, but a probe that failed or a node that is emptied stops a pod by
+SIGTERM, upon which the writer ends with 0. So with `--once` a stop ends with 143 instead, the code of SIGTERM.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from headrace_spark.jobs import logs
 from headrace_spark.metrics import RESTARTS
 
 PID_FILE: Final = "HEADRACE_WRITER_PID_FILE"
+STOPPED: Final = 128 + signal.SIGTERM
 _AGAIN: Final = frozenset({exits.FAILURE, exits.SINK_DOWN})
 _POLL_S: Final = 0.2
 _log = structlog.get_logger("headrace_spark")
@@ -58,26 +64,29 @@ class Backoff:
 
 
 class Supervisor:
-    """Runs `command` until it ends for good or `stop` is set; `pid_file` is where the writer tells its pid."""
+    """Runs `command` until it ends for good or `stop` is set; `pid_file` is where the writer tells its pid. `once`:
+    until it ends, however; see above."""
 
-    def __init__(self, command: Sequence[str], pid_file: Path, backoff: Backoff) -> None:
-        self._command, self._pid_file, self._backoff = list(command), pid_file, backoff
+    def __init__(self, command: Sequence[str], pid_file: Path, backoff: Backoff, *, once: bool = False) -> None:
+        self._command, self._pid_file, self._backoff, self._one = list(command), pid_file, backoff, once
         self._restarts = 0
         self.stop = threading.Event()
 
     def run(self) -> int:
-        """The exit code of the last run; 0 if told to stop between two. Raises OSError if the command cannot be
-        started."""
+        """The exit code of the last run; 0 if told to stop between two, and what `once` says. Raises OSError if the
+        command cannot be started."""
         while not self.stop.is_set():
             began = time.monotonic()
             code = self._once()
+            if self._one:
+                return STOPPED if self.stop.is_set() and code == exits.DONE else code
             if self.stop.is_set() or not again(code):
                 return code
             pause = self._backoff.after(time.monotonic() - began)
             _log.warning("the writer ended", exit_code=code, again_in_s=round(pause, 1))
             self._restarts += 1
             self.stop.wait(pause)
-        return exits.DONE
+        return STOPPED if self._one else exits.DONE
 
     def _once(self) -> int:
         self._pid_file.write_text("")
@@ -113,6 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="headrace_spark.jobs.supervise", description="Start it again after 1, 6.")
     parser.add_argument("--first-wait", type=float, default=5.0, help="seconds before the first new start")
     parser.add_argument("--longest-wait", type=float, default=300.0, help="seconds, the longest pause")
+    once = "leave starting it again to others, as a Job of Kubernetes; a stop by SIGTERM ends with 143"
+    parser.add_argument("--once", action="store_true", help=once)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, help="spark-submit ..., or python -m headrace_spark.jobs.writer ..."
     )
@@ -123,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     logs.to_stderr()
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         backoff = Backoff(given.first_wait, given.longest_wait)
-        supervisor = Supervisor(command, Path(folder) / "pid", backoff)
+        supervisor = Supervisor(command, Path(folder) / "pid", backoff, once=given.once)
         _on_signals(supervisor.stop.set)
         try:
             code = supervisor.run()

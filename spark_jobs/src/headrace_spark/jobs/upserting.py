@@ -25,8 +25,8 @@ from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.faults import Faults
 from headrace_spark.jobs import logs
-from headrace_spark.jobs.couriers import watching
 from headrace_spark.jobs.frames import collect, record_of, records, told
+from headrace_spark.jobs.watching import watching
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.pacing import Pacing

@@ -30,13 +30,12 @@ from headrace_spark.jobs.paths import way
 from headrace_spark.jobs.process import end, metrics_server, on_signals, options, run_job, session
 from headrace_spark.jobs.supervise import tell_pid
 from headrace_spark.ledger import Ledger
-from headrace_spark.metrics import Progress
+from headrace_spark.metrics import Progress, silence_ms
 from headrace_spark.outbox import KafkaOutbox
 from headrace_spark.patience import Patience
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch
 
-_PATIENCE_MS: Final = 30_000
 _LOOK_S: Final = 0.05
 _log = structlog.get_logger("headrace_spark")
 
@@ -90,7 +89,8 @@ class _Query:
         hit = job.way.done(batch)
         if not hit:
             counts = job.way.write(frame, batch)
-            if counts.microbatches:  # without records there may be nothing to do
+            hit = counts is None
+            if counts is not None and counts.microbatches:  # without records there may be nothing to do
                 _log.info("micro-batch", batch_id=batch.batch_id, **counts.items())
         job.progress.end(time.monotonic() - began, hit)
         with suppress(StateDown):  # the next micro-batch waits for it, and asks again
@@ -112,7 +112,7 @@ class _Job:
         self.stop = threading.Event()
         self.turn = threading.Lock()
         self.ledger = Ledger(Database(settings.state_dsn), settings.job, settings.seen_retention_ms)
-        self.progress = Progress(max(5 * settings.trigger_ms, _PATIENCE_MS))
+        self.progress = Progress(silence_ms(settings.trigger_ms))
         self.topics = source.Topics(settings)
         self.accepted = False
         """A loss of offsets was accepted for this start."""

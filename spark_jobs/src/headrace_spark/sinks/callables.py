@@ -14,11 +14,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from headrace_core.errors import ConfigError
+from headrace_core.errors import ConfigError, HeadraceError
 from headrace_spark.sinks.port import SinkDown
 from headrace_spark.transforms.rows import Row
 
 SCHEME: Final = "call:"
+OUTCOMES: Final = ("done", "retry", "reject")
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -56,6 +57,27 @@ class WriteResult(msgspec.Struct, frozen=True):
     charge: int | None = None
 
 
+class BadAnswer(HeadraceError):
+    """The function returned what it must not; a defect of the function."""
+
+    code = "bad_answer"
+
+
+def checked(one: Result) -> Result:
+    """It, if it has an outcome that there is and a charge that can be. Raises `BadAnswer`."""
+    if one.outcome not in OUTCOMES:
+        raise BadAnswer(f"the function returned the outcome {one.outcome!r}")
+    checked_charge(one.charge)
+    return one
+
+
+def checked_charge(charge: int | None) -> int | None:
+    """See `checked`."""
+    if charge is not None and (isinstance(charge, bool) or not isinstance(charge, int) or charge < 0):
+        raise BadAnswer(f"the function returned the charge {charge!r}, which is no integer of at least 0")
+    return charge
+
+
 class CallableSink:
     """Raises `ConfigError` if the function cannot be loaded."""
 
@@ -68,12 +90,17 @@ class CallableSink:
         self.idempotent = bool(getattr(self._function, "idempotent", False))
 
     def write(self, rows: Sequence[Row], context: Context) -> Result:
-        """Call it. Raises `SinkDown` for a connection that was lost or timed out: the outcome is unknown then."""
+        """Call it. Raises `SinkDown` for a connection that was lost or timed out: the outcome is unknown then; and
+        `BadAnswer`."""
         try:
             found = self.call(rows, context)
         except (ConnectionError, TimeoutError) as error:
             raise SinkDown(repr(error)) from error
-        return Result() if found is None else found
+        if found is None:
+            return Result()
+        if not isinstance(found, Result):
+            raise BadAnswer(f"the function returned {type(found).__name__}, not a Result or None")
+        return checked(found)
 
     def call(self, rows: Sequence[Row], context: Context) -> Any:
         """What the function returns, unchanged; raises what it raises."""

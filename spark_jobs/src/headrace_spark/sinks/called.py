@@ -13,19 +13,20 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from headrace_core.errors import HeadraceError
 from headrace_spark.sinks.answers import Answer, Became, Verdict, all_of
-from headrace_spark.sinks.callables import CallableSink, Context, Result, WriteResult
+from headrace_spark.sinks.callables import (
+    BadAnswer,
+    CallableSink,
+    Context,
+    Result,
+    WriteResult,
+    checked,
+    checked_charge,
+)
 from headrace_spark.sinks.port import SinkDown
 from headrace_spark.transforms.rows import Row
 
 _BECAME: Final[Mapping[str, Became]] = {"done": "inserted", "retry": "refused", "reject": "rejected"}
-
-
-class BadAnswer(HeadraceError):
-    """The function returned what it must not; a defect of the function."""
-
-    code = "bad_answer"
 
 
 class CalledSink:
@@ -69,18 +70,10 @@ def _told(rows: Sequence[Row], outcomes: Mapping[int, Result], charge: int | Non
     verdicts = [_verdict(outcomes.get(index, Result())) for index in range(len(rows))]
     waits = [one.retry_after_ms for one in outcomes.values() if one.outcome == "retry" and one.retry_after_ms > 0]
     after = max(waits, default=None)
-    single = [_charge(one.charge) or 0 for one in outcomes.values() if one.charge is not None]
-    whole = sum(single) if charge is None and single else _charge(charge)
+    single = [one.charge for one in outcomes.values() if one.charge is not None]
+    whole = sum(single) if charge is None and single else checked_charge(charge)
     return Answer(verdicts, busy=after is not None, retry_after_ms=after, charge=whole)
 
 
 def _verdict(one: Result) -> Verdict:
-    if one.outcome not in _BECAME:
-        raise BadAnswer(f"the function returned the outcome {one.outcome!r}")
-    return Verdict(_BECAME[one.outcome], one.detail)
-
-
-def _charge(charge: int | None) -> int | None:
-    if charge is not None and (isinstance(charge, bool) or not isinstance(charge, int) or charge < 0):
-        raise BadAnswer(f"the function returned the charge {charge!r}, which is no integer of at least 0")
-    return charge
+    return Verdict(_BECAME[checked(one).outcome], one.detail)

@@ -7,9 +7,9 @@ is read first, and again after a commit that conflicts: if it is >= the batch id
 
 A micro-batch may be more than the capacity takes at once; then it is several commits. Every commit is marked with the
 request's id, and the table's history tells by the marks which requests are there, and how many rows each inserted and
-replaced. So nothing is merged or paid twice, and the numbers are exact over kill -9 between commit and ledger. If the
-history was cleaned in between, requests before the last are merged again, which changes no row, and what is not known
-counts as repeats.
+replaced. So nothing is merged or paid twice, and the numbers are exact over kill -9 between commit and ledger; a commit
+whose answer was lost is looked for there before it is tried again. If the history was cleaned in between, requests
+before the last are merged again, which changes no row, and what is not known counts as repeats.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class DeltaSink:
         self._table: DeltaTable | None = None
         self._planned: list[Request] = []
         self._finished: Batch | None = None
+        self._doubtful: set[str] = set()
+        """Requests whose commit may be there, as its answer was lost."""
 
     def prepare(self) -> None:
         self._guarded(self._prepare)
@@ -60,6 +62,7 @@ class DeltaSink:
     def plan(self, requests: Sequence[Request]) -> None:
         """The requests of the micro-batch that comes next, in order; the last one ends it."""
         self._planned = list(requests)
+        self._doubtful.clear()
 
     def outcomes(self, batch: Batch) -> dict[str, Outcome]:
         """Of the planned requests."""
@@ -97,6 +100,15 @@ class DeltaSink:
         table = self._read()
         if _whole(table, batch):
             return _history(table, batch).get(request.id, _repeated(request))
+        told = _history(table, batch) if request.id in self._doubtful else {}
+        if request.id in told:
+            return told[request.id]
+        self._doubtful.add(request.id)
+        outcome = self._committed(table, batch, request)
+        self._doubtful.discard(request.id)
+        return outcome
+
+    def _committed(self, table: DeltaTable, batch: Batch, request: Request) -> Outcome:
         try:
             return self._merge(table, batch, request)
         except CommitFailedError as error:  # another writer was first; perhaps with this very request

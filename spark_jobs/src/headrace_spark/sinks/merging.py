@@ -3,7 +3,8 @@
 Theory: of the staged rows of the accepted attempts one for each key, the one with the highest version, gets a number in
 the order of the keys. A slice is a range of numbers, so a range of keys; slices are merged in order, so two jobs that
 merge the same keys lock them in the same order. A slice that a constraint refuses is undone to its savepoint and cut in
-halves, until the guilty rows stand alone.
+halves, until the guilty rows stand alone. Behind a guilty row there may be an older one of its key that is valid: it
+takes the number then and is merged in its place, as if the two had come one after the other.
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ SELECT s.topic, s.kafka_partition, s.kafka_offset, s.metric, s.time_ms
 FROM {staging} AS s JOIN hr_merge AS m USING (source, metric, time_ms, closed_at, batch)
 WHERE m.n = ? AND s.query_id = ? AND s.batch_id = ? AND s.attempt = ANY(?)
 ORDER BY s.topic, s.kafka_partition, s.kafka_offset LIMIT 1"""
+_OLDER: Final = """
+UPDATE hr_merge AS m SET value = w.value, boolean = w.boolean, closed_at = w.closed_at, batch = w.batch FROM (
+  SELECT k.n, s.value, s.boolean, s.closed_at, s.batch
+  FROM {staging} AS s JOIN hr_merge AS k USING (source, metric, time_ms)
+  WHERE k.n = ? AND s.query_id = ? AND s.batch_id = ? AND s.attempt = ANY(?) AND s.batch = ANY(?)
+    AND (s.closed_at, s.batch) < (k.closed_at, k.batch)
+  ORDER BY s.closed_at DESC, s.batch DESC, s.topic, s.kafka_partition, s.kafka_offset LIMIT 1) AS w
+WHERE m.n = w.n"""
 _MEMORY: Final = "SET LOCAL work_mem = '64MB'"
 """For one sort of a micro-batch's rows, of which a million need a file all the same."""
 _MERGE: Final = """
@@ -62,6 +71,7 @@ class Merge:
         self._bounds = bounds
         self._operation = operation
         self._attempts: list[str] = []
+        self._documents: list[str] = []
         self._light = not cost.per_kib and bounds.rows * MAX_ROW_BYTES <= bounds.size
         """No slice is too large, whatever is in it, and its bytes cost nothing."""
         self.slices = 0
@@ -80,8 +90,8 @@ class Merge:
 
     def choose(self, attempts: Sequence[str], documents: Collection[str]) -> int:
         """Number the rows to merge, only those of these documents; returns how many there are."""
-        self._attempts = list(attempts)
-        key = (self._batch.query_id, self._batch.batch_id, self._attempts, sorted(documents))
+        self._attempts, self._documents = list(attempts), sorted(documents)
+        key = (self._batch.query_id, self._batch.batch_id, self._attempts, self._documents)
         self._at.run(_MEMORY)
         total = self._at.run(_WINNERS.format(staging=self._staging), key)
         self._at.run("CREATE UNIQUE INDEX ON hr_merge (n)")
@@ -103,26 +113,38 @@ class Merge:
         )
 
     def _part(self, low: int, high: int) -> Iterator[Outcome]:
-        rows, size = high - low + 1, self._size(low, high)
-        cost = self._cost(rows, size)
+        size = self._size(low, high)
+        cost = self._cost(high - low + 1, size)
         if low < high and (cost > self._bounds.capacity or size > self._bounds.size):
             yield from self._halves(low, high)
             return
+        done = self._tried(low, high, cost)
+        while isinstance(done, psycopg.Error):
+            if low < high:
+                yield from self._halves(low, high)
+                return
+            self.guilty.append(self._found(low, done))
+            if not self._older(low):
+                return
+            done = self._tried(low, low, self._cost(1, self._size(low, low)))
+        yield done
+
+    def _tried(self, low: int, high: int, cost: int) -> Outcome | psycopg.Error:
+        """One operation; why the store refuses it, if it does. Any other error ends the transaction."""
         self._at.run("SAVEPOINT slice")
+        done: Outcome | psycopg.Error
         try:
-            done = self._operation(cost, rows, lambda: self._upsert(low, high))
+            done = self._operation(cost, high - low + 1, lambda: self._upsert(low, high))
         except (psycopg.IntegrityError, psycopg.DataError) as error:
             self._at.run("ROLLBACK TO SAVEPOINT slice")
-            yield from self._without_guilty(low, high, error)
-        else:
-            self._at.run("RELEASE SAVEPOINT slice")
-            yield done
+            done = error
+        self._at.run("RELEASE SAVEPOINT slice")
+        return done
 
-    def _without_guilty(self, low: int, high: int, error: psycopg.Error) -> Iterator[Outcome]:
-        if low == high:
-            self.guilty.append(self._found(low, error))
-            return
-        yield from self._halves(low, high)
+    def _older(self, number: int) -> bool:
+        """Give the number to the next lower version of its key, if there is one."""
+        key = (number, self._batch.query_id, self._batch.batch_id, self._attempts, self._documents)
+        return bool(self._at.run(_OLDER.format(staging=self._staging), key))
 
     def _size(self, low: int, high: int) -> int:
         """Bytes of the values of a range, as `Row.size`; 0 if nobody needs to know."""

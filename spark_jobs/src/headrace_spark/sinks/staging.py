@@ -22,7 +22,7 @@ import psycopg
 from psycopg import sql
 
 from headrace_core.errors import HeadraceError
-from headrace_spark.database import HASTY, PREPARING
+from headrace_spark.database import HASTY, PREPARING, Database
 from headrace_spark.faults import Faults
 from headrace_spark.pacing import Pacing
 from headrace_spark.seen import Seen
@@ -106,6 +106,14 @@ def prepare(dsn: str, table: str) -> None:
                 db.execute(_UNINDEXED.format(**names))
     except psycopg.OperationalError as error:
         raise SinkDown(str(error)) from error
+
+
+def staged_ever(database: Database, table: str) -> int:
+    """How many rows all jobs ever staged for the target, as PostgreSQL's statistics have it, up to some seconds late: a
+    number that grows as long as tasks make progress, and costs nothing to ask. Raises `StateDown`."""
+    query = "SELECT coalesce(pg_stat_get_tuples_inserted(to_regclass(?)::oid), 0)"
+    with database.transaction() as at:
+        return int(at.rows(query, (f'"{staging_name(table)}"',))[0][0])
 
 
 class Connection:
