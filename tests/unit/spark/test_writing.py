@@ -7,6 +7,7 @@ import json
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace_schemas import validator
@@ -185,6 +186,36 @@ def test_ticks_are_skipped_and_dead_letters_name_their_place(bench: Bench) -> No
     }
     assert (found["partition"], found["offset"], found["job"], found["attempts"]) == (0, 7, "w", 1)
     assert found["headers"] == {"receipt_time": "123", "id": "x"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "skipped"),
+    [
+        ([("kind", b"tick")], True),
+        ([("kind", b"flush")], True),
+        ([("kind", b"tick"), ("kind", b"other")], False),
+        ([("kind", b"other"), ("kind", b"flush")], True),
+        ([("kind", None)], False),
+        ([("Kind", b"tick"), ("other", b"tick")], False),
+        ([], False),
+    ],
+)
+def test_ticks_and_flushes_are_skipped_by_their_header_alone(headers: list, skipped: bool) -> None:
+    for value in (document(1, [member(1, 1)]), b"\xff", None):
+        assert report(record(0, value, headers), 1000).skipped is skipped
+
+
+def test_a_dead_letter_has_the_partition_and_the_time_of_receipt_that_its_record_tells_last() -> None:
+    def told(*headers: tuple[str, bytes | None]) -> tuple[int, int, int]:
+        at = msgspec.structs.replace(record(4, b"{", headers), partition=3)
+        found = json.loads(letter(at, "w", "not_json", "").value)
+        assert dict(letter(at, "w", "not_json", "").headers)["id"] == b"w:3:4"
+        return found["partition"], found["receipt_time"], found["lost_at"]
+
+    assert told() == (3, 1004, 1004), "without a header: when the topic got it"
+    assert told(("receipt_time", b"5"), ("receipt_time", b"6")) == (3, 6, 1004)
+    assert told(("receipt_time", b"5"), ("receipt_time", b"soon")) == (3, 5, 1004)
+    assert told(("receipt_time", b"9" * 19), ("receipt_time", None)) == (3, 1004, 1004)
 
 
 @pytest.mark.parametrize(
