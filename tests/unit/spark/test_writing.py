@@ -15,13 +15,14 @@ from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.ledger import Ledger
+from headrace_spark.outbox import OutboxDown
 from headrace_spark.patience import Patience
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.sinks.sqlite import SqliteSink
 from headrace_spark.transforms.dead_letters import MAX_PAYLOAD, letter
 from headrace_spark.transforms.records import report
 from headrace_spark.writing import BatchWriter
-from tests.unit.spark.fakes import AtOnce, Killed, Outbox, Watched, document, job, member, record, reports
+from tests.unit.spark.fakes import AtOnce, Killed, Outbox, Unheard, Watched, document, job, member, record, reports
 
 _BATCH = Batch("q", 0)
 
@@ -111,6 +112,16 @@ def test_a_request_that_was_written_costs_no_capacity_again(bench: Bench) -> Non
     bench.writer().write(_BATCH, mixed())
     dispatched = bench.sql("state.db", "SELECT cost, rows FROM hr_dispatch")
     assert dispatched == [(3, 3), (3, 3), (3, 3)]
+
+
+def test_without_the_acknowledgement_of_its_dead_letters_a_micro_batch_is_not_committed(bench: Bench) -> None:
+    kept, bench.outbox = bench.outbox, Unheard()  # type: ignore[assignment]
+    with pytest.raises(OutboxDown):
+        bench.writer().write(_BATCH, mixed())
+    assert not bench.ledger.done(_BATCH)
+    bench.outbox = kept
+    assert bench.writer().write(_BATCH, mixed()).dead_letters == {"null_value": 1, "not_json": 1}
+    assert len(kept.letters) == 2
 
 
 def test_documents_of_an_earlier_micro_batch_are_repeats(bench: Bench) -> None:
