@@ -364,8 +364,8 @@ def _lanes(found: Settings) -> None:
     _require(
         not ends, "available_now", 'needs lane_mode = "backlog": in stream mode rows wait for a clock that goes on'
     )
-    unknown = "must not be call(...) for the mode lanes: a request is never cut, so a full one must be known to fit"
-    _require(not found.cost_of.call, "cost", unknown)
+    unknown = "for the mode lanes: a request is never cut, so a full one must be known to fit"
+    _require(not found.cost_of.content, "cost", f"must not be {found.cost_of.content} {unknown}")
     full = found.cost_of(found.max, found.max * MAX_ROW_BYTES)
     most = found.request_capacity
     _require(full <= most, "cost", f"a full batch of {found.max} rows costs up to {full} of {most}")
@@ -382,7 +382,8 @@ def _audit(found: Settings) -> None:
 def _staged(found: Settings) -> None:
     one = is_postgres(found.sink) and found.state_dsn == found.sink
     _require(one, "path", "staged needs one PostgreSQL database as sink and state_dsn")
-    _require(not found.cost_of.call, "cost", "must not be call(...) on the staged path: the database merges the rows")
+    merged = "on the staged path: the database merges the rows"
+    _require(not found.cost_of.content, "cost", f"must not be {found.cost_of.content} {merged}")
     _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.chunk_capacity}")
     _require(_local(found) or found.lease_store, "master", "must be local on the staged path without a lease_store")
 

@@ -258,6 +258,7 @@ def test_refused_content_can_stop_the_job(bench: Bench) -> None:
         ({"max": 1001}, "cost"),
         ({"cost": "per_kib(200)"}, "cost"),
         ({"cost": "per_row(1) + call(builtins:len)"}, "cost"),
+        ({"cost": "column(1)"}, "cost"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(changes: dict[str, object], field: str) -> None:
