@@ -154,7 +154,7 @@ def check(found: Settings) -> None:
 def _delta(found: Settings) -> None:
     _require(_URI.fullmatch(found.sink.removeprefix(DELTA)), "sink", "must be delta: and an absolute path or a URI")
     _require(not found.cost_of.learned, "cost", "must not be learned(...) for Delta Lake, which tells no charge")
-    by_row = found.cost_of.per_row > 0
+    by_row = found.cost_of.per_row > 0 or found.cost_of.column
     _require(not by_row, "cost", "must be per_kib(n) and per_request(n) for Delta Lake, where a request is a commit")
 
 

@@ -199,8 +199,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if inside:
             cores = os.cpu_count() or 1 if inside[1] == "*" else int(inside[1])
             return cores * int(inside[2] or 1) if self.master.startswith("local-cluster") else cores
-        each = int(self.spark.get("spark.executor.cores", "1")) * int(self.spark.get("spark.executor.instances", "1"))
+        executors = "dynamicAllocation.maxExecutors" if self.allocates else "executor.instances"
+        each = int(self.spark.get("spark.executor.cores", "1")) * int(self.spark.get(f"spark.{executors}", "1"))
         return int(self.spark.get("spark.cores.max", each))
+
+    @property
+    def allocates(self) -> bool:
+        """Whether executors come and go (dynamic allocation); then there are as many as its upper bound says."""
+        return self.spark.get("spark.dynamicAllocation.enabled", "false").lower() == "true" and not _local(self)
 
     @property
     def chunk_rows(self) -> int:
@@ -336,6 +342,9 @@ def _leases(found: Settings) -> None:
     elif found.lease_store:
         values.lease_store(found)
     if found.lease_store:
+        names = ("spark.cores.max", "spark.dynamicAllocation.maxExecutors")
+        bounded = not (found.shares and found.allocates) or any(name in found.spark for name in names)
+        _require(bounded, "max_share", f"with dynamic allocation needs {' or '.join(names)}, to share it out")
         lacks = f"is less than a leased partition, worth {found.partition_worth}: give a smaller factor"
         _require(found.share_units, "max_share", lacks)
         each = f"for each of {found.tasks_at_once} Python workers at one time {lacks}, or fewer tasks"
@@ -355,6 +364,8 @@ def _lanes(found: Settings) -> None:
     _require(
         not ends, "available_now", 'needs lane_mode = "backlog": in stream mode rows wait for a clock that goes on'
     )
+    unknown = "for the mode lanes: a request is never cut, so a full one must be known to fit"
+    _require(not found.cost_of.content, "cost", f"must not be {found.cost_of.content} {unknown}")
     full = found.cost_of(found.max, found.max * MAX_ROW_BYTES)
     most = found.request_capacity
     _require(full <= most, "cost", f"a full batch of {found.max} rows costs up to {full} of {most}")
@@ -371,7 +382,8 @@ def _audit(found: Settings) -> None:
 def _staged(found: Settings) -> None:
     one = is_postgres(found.sink) and found.state_dsn == found.sink
     _require(one, "path", "staged needs one PostgreSQL database as sink and state_dsn")
-    _require(not found.cost_of.call, "cost", "must not be call(...) on the staged path: the database merges the rows")
+    merged = "on the staged path: the database merges the rows"
+    _require(not found.cost_of.content, "cost", f"must not be {found.cost_of.content} {merged}")
     _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.chunk_capacity}")
     _require(_local(found) or found.lease_store, "master", "must be local on the staged path without a lease_store")
 

@@ -39,7 +39,8 @@ _AT_LEAST_0: Final = (
     "max_rounds", "lateness_ms", "linger_ms", "factor", "min_offsets_per_trigger", "max_trigger_delay_ms",
 )  # fmt: skip
 _WHOLE: Final = (
-    "spark.cores.max", "spark.executor.cores", "spark.executor.instances", "spark.task.maxFailures",
+    "spark.cores.max", "spark.dynamicAllocation.maxExecutors", "spark.executor.cores", "spark.executor.instances",
+    "spark.task.maxFailures",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from headrace_spark.outbox import OutboxDown
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch, Outcome, Sink
 from headrace_spark.transforms.dead_letters import DeadLetter
@@ -51,6 +52,14 @@ class Outbox:
 
     def send(self, letters: Sequence[DeadLetter]) -> None:
         self.letters += letters
+
+
+class Unheard:
+    """An outbox of which nothing is acknowledged."""
+
+    def send(self, letters: Sequence[DeadLetter]) -> None:
+        assert letters
+        raise OutboxDown(f"{len(letters)} records were not acknowledged")
 
 
 class Watched:

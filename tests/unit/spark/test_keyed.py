@@ -14,10 +14,11 @@ from headrace_schemas import validator
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.keyed import Exhausted
+from headrace_spark.outbox import OutboxDown
 from headrace_spark.sinks.answers import Answer
-from headrace_spark.sinks.port import SinkDown
+from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.transforms.records import Record
-from tests.unit.spark.fakes import Killed, document, member, record
+from tests.unit.spark.fakes import Killed, Unheard, document, member, record
 from tests.unit.spark.keyed_bench import Bench, at_most, back, behave, check, say
 
 
@@ -275,6 +276,23 @@ def test_a_wrong_schema_does_not_drain_a_topic(bench: Bench) -> None:
     with pytest.raises(CorruptInput):
         bench.write(0, [record(number, b"{}") for number in range(200)])
     assert bench.outbox.letters == []
+
+
+@pytest.mark.parametrize("became", ["rejected", "refused"])
+def test_without_the_acknowledgement_of_what_was_not_written_a_micro_batch_is_not_committed(
+    bench: Bench, became: str
+) -> None:
+    """Of dead letters, and of records for the retry topic."""
+    name = "outbox" if became == "rejected" else "retries"
+    bench.store.script += [say(became, "a")] * (1 if became == "rejected" else 3)
+    kept = getattr(bench, name)
+    setattr(bench, name, Unheard())
+    with pytest.raises(OutboxDown):
+        bench.write(0, records())
+    assert not bench.ledger.done(Batch("q", 0))
+    setattr(bench, name, kept)
+    bench.write(0, records())
+    assert (bench.ledger.done(Batch("q", 0)), len(kept.letters)) == (True, 1)
 
 
 @pytest.mark.parametrize("at", range(1, 5))

@@ -16,6 +16,7 @@ from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput, Rejection
 from headrace_spark.lanes import LaneSender, LaneWriter, pack
 from headrace_spark.ledger import Ledger
+from headrace_spark.outbox import OutboxDown
 from headrace_spark.patience import Patience
 from headrace_spark.sending import Carrier
 from headrace_spark.settings import Settings, check
@@ -25,7 +26,7 @@ from headrace_spark.transforms.records import Record, Report, report
 from headrace_spark.transforms.rows import Row
 from tests.support.packing import Row as PackedRow
 from tests.support.packing import broken_invariants
-from tests.unit.spark.fakes import AtOnce, Killed, Outbox, document, job, member
+from tests.unit.spark.fakes import AtOnce, Killed, Outbox, Unheard, document, job, member
 
 _BATCH = Batch("q", 0)
 Answer = Callable[[Sequence[Row], Context], Any]
@@ -218,6 +219,22 @@ def test_refused_content_is_parked_and_the_lane_goes_on(bench: Bench) -> None:
     assert dict(letter.headers)["id"] == f"w:{second.id}".encode()
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_without_the_acknowledgement_of_its_dead_letters_a_micro_batch_is_not_committed(
+    bench: Bench, refused: bool
+) -> None:
+    """Of a record, and of a request that the destination refused."""
+    reports = [one for one in found() if one.taken is not None or not refused]
+    if refused:
+        bench.answers[pack(reports, reports[:6], lanes())[0].request.id, 1] = Result("reject", "bad unit")
+    kept, bench.outbox = bench.outbox, Unheard()  # type: ignore[assignment]
+    with pytest.raises(OutboxDown):
+        bench.write(reports)
+    assert not bench.ledger.done(_BATCH)
+    bench.outbox = kept
+    assert sum(bench.write(reports).dead_letters.values()) == len(kept.letters) == 1
+
+
 def test_refused_content_can_stop_the_job(bench: Bench) -> None:
     first = pack(found(), found()[:6], lanes())[0].request
     bench.answers[first.id, 1] = Result("reject", "bad unit")
@@ -240,6 +257,8 @@ def test_refused_content_can_stop_the_job(bench: Bench) -> None:
         ({"path": "staged"}, "path"),
         ({"max": 1001}, "cost"),
         ({"cost": "per_kib(200)"}, "cost"),
+        ({"cost": "per_row(1) + call(builtins:len)"}, "cost"),
+        ({"cost": "column(1)"}, "cost"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(changes: dict[str, object], field: str) -> None:

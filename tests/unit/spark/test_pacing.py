@@ -55,6 +55,13 @@ def test_nothing_goes_out_in_the_first_second(make: Callable[..., Pacer]) -> Non
     assert cost == 7
 
 
+def test_the_preset_is_that_of_spark(make: Callable[..., Pacer]) -> None:
+    """spark-writer.md 6."""
+    preset = make(100)._batcher._core.config
+    assert (preset.flush_interval_ms, preset.capacity_interval_ms, preset.burst_ms) == (25, 25, 50)
+    assert (preset.pacing, preset.max_concurrent_batches) == ("strict", 4)
+
+
 def test_headroom_is_left_unused(make: Callable[..., Pacer]) -> None:
     assert largest_window(run(make(100, 0.25), [10] * 20)) <= 75
 

@@ -193,6 +193,45 @@ def test_a_commit_of_delta_lake_is_bounded_by_bytes_alone(tmp_path: Path) -> Non
     assert found.bounds.size == 4 * 1024 * 1024
 
 
+def test_the_presets_of_a_job_are_those_of_the_spec() -> None:
+    found = job()
+    assert (found.max_concurrent_batches, found.max_wait_ms, found.weight) == (4, 600_000, 4)
+    assert (found.max_attempts, found.max_rounds, found.on_exhausted) == (3, 8, "retry")
+    assert (found.share, found.trigger_ms, found.max_corrupt_share) == (1.0, 5_000, 0.5)
+    assert found.seen_retention_ms == 7 * 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("spark", "workers"),
+    [
+        ({}, 1),
+        ({"executor.cores": "4", "executor.instances": "3"}, 12),
+        ({"executor.cores": "4", "executor.instances": "3", "dynamicAllocation.maxExecutors": "5"}, 12),
+        ({"executor.cores": "4", "dynamicAllocation.enabled": "TRUE", "dynamicAllocation.maxExecutors": "5"}, 20),
+        ({"executor.cores": "4", "dynamicAllocation.enabled": "true", "cores.max": "8"}, 8),
+    ],
+)
+def test_executors_that_come_and_go_count_by_their_upper_bound(spark: dict[str, str], workers: int) -> None:
+    found = job(master="yarn", spark={f"spark.{name}": value for name, value in spark.items()})
+    assert found.tasks_at_once == workers
+
+
+def test_a_share_over_executors_without_a_bound_is_refused() -> None:
+    url, wanted = "postgresql://a/b", {"spark.dynamicAllocation.enabled": "true"}
+    shared: dict[str, Any] = {"sink": url, "state_dsn": url, "lease_store": url, "master": "yarn", "headroom": 0.0}
+    check(job(**shared, spark=wanted))
+    check(job(**shared, spark={**wanted, "spark.dynamicAllocation.maxExecutors": "2"}, max_share=0.5))
+    with pytest.raises(ConfigError, match="max_share: with dynamic allocation"):
+        check(job(**shared, spark=wanted, max_share=0.5))
+
+
+def test_a_copy_has_at_most_a_thousand_rows() -> None:
+    url = "postgresql://a/b"
+    many = job(path="staged", sink=url, state_dsn=url, capacity=1_000_000, max=50_000)
+    assert (many.chunk_bounds.rows, many.bounds.rows) == (1_000, 50_000)
+    assert job(path="staged", sink=url, state_dsn=url, capacity=1_000_000, max=300).chunk_bounds.rows == 300
+
+
 def test_a_missing_file_and_bad_toml_are_configuration_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="config"):
         load(tmp_path / "none.toml")

@@ -7,6 +7,7 @@ import json
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace_schemas import validator
@@ -14,13 +15,14 @@ from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.ledger import Ledger
+from headrace_spark.outbox import OutboxDown
 from headrace_spark.patience import Patience
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.sinks.sqlite import SqliteSink
 from headrace_spark.transforms.dead_letters import MAX_PAYLOAD, letter
 from headrace_spark.transforms.records import report
 from headrace_spark.writing import BatchWriter
-from tests.unit.spark.fakes import AtOnce, Killed, Outbox, Watched, document, job, member, record, reports
+from tests.unit.spark.fakes import AtOnce, Killed, Outbox, Unheard, Watched, document, job, member, record, reports
 
 _BATCH = Batch("q", 0)
 
@@ -112,6 +114,16 @@ def test_a_request_that_was_written_costs_no_capacity_again(bench: Bench) -> Non
     assert dispatched == [(3, 3), (3, 3), (3, 3)]
 
 
+def test_without_the_acknowledgement_of_its_dead_letters_a_micro_batch_is_not_committed(bench: Bench) -> None:
+    kept, bench.outbox = bench.outbox, Unheard()  # type: ignore[assignment]
+    with pytest.raises(OutboxDown):
+        bench.writer().write(_BATCH, mixed())
+    assert not bench.ledger.done(_BATCH)
+    bench.outbox = kept
+    assert bench.writer().write(_BATCH, mixed()).dead_letters == {"null_value": 1, "not_json": 1}
+    assert len(kept.letters) == 2
+
+
 def test_documents_of_an_earlier_micro_batch_are_repeats(bench: Bench) -> None:
     first = bench.writer().write(_BATCH, mixed())
     again = bench.writer().write(Batch("q", 1), mixed())
@@ -185,6 +197,36 @@ def test_ticks_are_skipped_and_dead_letters_name_their_place(bench: Bench) -> No
     }
     assert (found["partition"], found["offset"], found["job"], found["attempts"]) == (0, 7, "w", 1)
     assert found["headers"] == {"receipt_time": "123", "id": "x"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "skipped"),
+    [
+        ([("kind", b"tick")], True),
+        ([("kind", b"flush")], True),
+        ([("kind", b"tick"), ("kind", b"other")], False),
+        ([("kind", b"other"), ("kind", b"flush")], True),
+        ([("kind", None)], False),
+        ([("Kind", b"tick"), ("other", b"tick")], False),
+        ([], False),
+    ],
+)
+def test_ticks_and_flushes_are_skipped_by_their_header_alone(headers: list, skipped: bool) -> None:
+    for value in (document(1, [member(1, 1)]), b"\xff", None):
+        assert report(record(0, value, headers), 1000).skipped is skipped
+
+
+def test_a_dead_letter_has_the_partition_and_the_time_of_receipt_that_its_record_tells_last() -> None:
+    def told(*headers: tuple[str, bytes | None]) -> tuple[int, int, int]:
+        at = msgspec.structs.replace(record(4, b"{", headers), partition=3)
+        found = json.loads(letter(at, "w", "not_json", "").value)
+        assert dict(letter(at, "w", "not_json", "").headers)["id"] == b"w:3:4"
+        return found["partition"], found["receipt_time"], found["lost_at"]
+
+    assert told() == (3, 1004, 1004), "without a header: when the topic got it"
+    assert told(("receipt_time", b"5"), ("receipt_time", b"6")) == (3, 6, 1004)
+    assert told(("receipt_time", b"5"), ("receipt_time", b"soon")) == (3, 5, 1004)
+    assert told(("receipt_time", b"9" * 19), ("receipt_time", None)) == (3, 1004, 1004)
 
 
 @pytest.mark.parametrize(

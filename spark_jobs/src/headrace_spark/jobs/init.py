@@ -60,7 +60,8 @@ capacity = 500                        # units a second, never more in any second
 # max_concurrent_batches = 4           # most requests at work at one time in each Python worker
 # max_wait_ms = 600000                # a request waits for capacity while any goes out anywhere; without any, so long
 # factor = 0                          # units a second of a leased partition; a twentieth of the capacity if 0
-cost = "per_row(1)"                   # per_row(n), per_request(n), per_kib(n), call(module:function), or a sum of them
+cost = "per_row(1)"                   # per_row(n), per_request(n), per_kib(n), column(1 + length(metric) // 64),
+                                      # call(module:function), or a sum of them
 # stage_cost = "per_row(1)"           # of a staged chunk; as cost if absent
 expected_cost_per_record = 10.0       # until the ledger knows better
 # max = 500                           # most rows of a request
