@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace_core.errors import ConfigError
+from headrace_core.state import MemoryState
 from headrace_core.timeline.source import SourceStage
 from headrace_core.timeline.stage import TimelineStage
 from headrace_streams.settings import StreamsSettings
@@ -34,6 +35,24 @@ def test_a_time_buffer_is_a_stage_on_the_commands_and_one_on_the_source() -> Non
     assert "raw" not in wanted([timeline, source])
 
 
+def test_a_transaction_is_asked_for_and_not_around_what_makes_commands() -> None:
+    for asked in (True, False):
+        timeline, source = loaded({"r": {"partitions": 4, "buffer": BUFFER, "transaction": asked}})
+        assert (timeline.transaction, source.transaction) == (asked, False)
+        assert timeline.make().engine(0).settings(MemoryState()).partitions == 4  # type: ignore[attr-defined]
+    assert [spec.transaction for spec in loaded({"r": {}, "s": {"transaction": True}})] == [False, True]
+
+
+@pytest.mark.parametrize("target", ["raw", "routed", "next.in", "timeline.s.commands"])
+def test_no_stage_reads_the_target_of_a_transaction(target: str) -> None:
+    settings = {"s": {"partitions": 4, "buffer": {"source": "next.in", "target": "out", "delay_ms": 1}}}
+    first: dict[str, Any] = {"buffer": BUFFER | {"target": target}}
+    assert loaded({"r": first, **settings})
+    with pytest.raises(ConfigError, match=f"a stage reads {target}") as error:
+        loaded({"r": first | {"transaction": True}, **settings})
+    assert error.value.field == "timelines.r.transaction"
+
+
 def test_a_timeline_without_buffer_is_one_stage_beside_the_others() -> None:
     names = [spec.name for spec in loaded({"jobs": {}}, "registration,batching")]
     assert names == ["registration", "batching", "timeline.jobs"]
@@ -53,6 +72,7 @@ def test_the_commands_are_stamped_by_the_broker_and_nothing_is_kept_for_ever() -
     [
         ({"a.b": {}}, "timelines.a.b", "a name has"),
         ({"": {}}, "timelines.", "a name has"),
+        ({"r": {"transaction": 1}}, "timelines.r.transaction", "must be true or false"),
         ({"r": 5}, "timelines.r", "Expected `object`, got `int`"),
         ({"r": {"max_pol": 1}}, "timelines.r.max_pol", "there is no such setting"),
         ({"r": {"max_poll": "1"}}, "timelines.r.max_poll", "Expected `int`, got `str`"),

@@ -12,18 +12,34 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from headrace_core.stage import Emission, Record, RepeatsReplies
 from headrace_core.state import State
 from headrace_streams.faust_internals import unpack_at_once
+from headrace_streams.producer import Outlet
 from headrace_streams.restore import Changelog
-from headrace_streams.sizes import record_size
+from headrace_streams.sizes import REPLIES, record_size
 from headrace_streams.turns import Turns
+
+log = structlog.get_logger(__name__)
 
 PAGE_BYTES = 1024 * 1024
 AWAITED_MS = 60_000
 """Nobody waits longer for a reply: `wait_ms` of a poll is 30 s if its timeline's setting is left alone."""
+
+
+async def send(
+    outlet: Outlet, bootstrap: str, topic: TopicPartition, stage: RepeatsReplies, state: State, end: int, most: int
+) -> None:
+    """Write them: those to at most the last `most` records of an input before the offset `end`."""
+    count, room = 0, outlet.limits.room(REPLIES)
+    async for page in replies(bootstrap, topic, stage, state, end, most):
+        fit = [reply for reply in page if record_size(reply) <= room]  # the others were dead letters at once
+        await outlet.emit(fit, topic.partition)
+        count += len(fit)
+    log.info("replies sent again", topic=topic.topic, partition=topic.partition, replies=count)
 
 
 async def replies(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
@@ -25,6 +26,8 @@ from headrace_streams.sizes import BATCH_OVERHEAD, RECORD_OVERHEAD, REPLIES, Lim
 from headrace_streams.sizes import record_size as _size
 from headrace_streams.transactions import DELIVERY_TIMEOUT_MS, transactional
 from headrace_streams.turns import Turns
+
+log = structlog.get_logger(__name__)
 
 EMISSION_BATCH_BYTES = 800_000
 USUAL_BYTES = 16_384
@@ -70,20 +73,26 @@ class Outlet:
         """How large a batch of several records is at most: the request bounds it, and the topic."""
         return min(self._max_request_bytes - 1024, self.limits.room(topic))
 
-    async def emit(self, emissions: Sequence[Emission], partition: int) -> None:
-        """Produce all and wait until all are acknowledged. `partition` is the input's, for emissions without key."""
+    async def emit(
+        self, emissions: Sequence[Emission], partition: int, producer: AIOKafkaProducer | None = None
+    ) -> None:
+        """Produce all and wait until all are acknowledged. `partition` is the input's, for emissions without key.
+
+        `producer`: one with an open transaction, which they become part of.
+        """
         groups: dict[tuple[str, int], list[Emission]] = {}
         counts: dict[str, int] = {}
         for emission in emissions:
             if emission.topic not in counts:
                 counts[emission.topic] = len(await self._producer.partitions_for(self._prefix + emission.topic))
             groups.setdefault((emission.topic, partition_of(emission, partition, counts)), []).append(emission)
-        await asyncio.gather(*(self._emit_group(topic, to, group) for (topic, to), group in groups.items()))
+        by = producer or self._producer
+        await asyncio.gather(*(self._emit_group(by, topic, to, group) for (topic, to), group in groups.items()))
 
-    async def _emit_group(self, topic: str, partition: int, group: Sequence[Emission]) -> None:
+    async def _emit_group(self, by: AIOKafkaProducer, topic: str, partition: int, group: Sequence[Emission]) -> None:
         futures = []
         turns = Turns()
-        batch, size = self._producer.create_batch(), 0
+        batch, size = by.create_batch(), 0
         most = min(EMISSION_BATCH_BYTES, self.batch_bytes(topic))
         usual = USUAL_BYTES if most == EMISSION_BATCH_BYTES else 0
         for emission in group:
@@ -93,13 +102,13 @@ class Outlet:
             room = not size or (size < most if len(value or b"") < usual else size + _size(emission) <= most)
             added = batch.append(timestamp=None, key=key, value=value, headers=list(headers)) if room else None
             if added is None:  # full: a batch that refuses a record is as it was
-                futures.append(await self._send(batch, topic, partition))
-                batch, size = self._producer.create_batch(), 0
+                futures.append(await self._send_by(by, batch, topic, partition))
+                batch, size = by.create_batch(), 0
                 added = batch.append(timestamp=None, key=key, value=value, headers=list(headers))
                 if added is None:
                     raise TooLarge(f"{topic}-{partition}: an emission of {_size(emission)} bytes")
             size += added.size
-        futures.append(await self._send(batch, topic, partition))
+        futures.append(await self._send_by(by, batch, topic, partition))
         await asyncio.gather(*futures)
 
     async def _send(self, batch: Any, topic: str, partition: int) -> Any:
@@ -133,21 +142,34 @@ class Outlet:
         before_commit: Callable[[], None],
     ) -> int:
         """As `changelog`, for mutations of any size: as many record batches as they need, in one transaction."""
-        headers = [(SOURCE_HEADER, marker.source.to_bytes(8, "big", signed=True))]
-        items = [*mutations.items(), (MARKER_KEY, msgspec.json.encode(marker))]
         made = transactional(self._bootstrap, self._prefix + topic, partition, self.batch_bytes(topic))
         async with made as producer, producer.transaction():
-            futures = []
-            batch = producer.create_batch()
-            for key, value in items:
-                if batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
-                    futures.append(await self._send_by(producer, batch, topic, partition))
-                    batch = producer.create_batch()
-                    if batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
-                        raise TooLarge(f"{topic}-{partition}: a mutation of {len(value or b'')} bytes")
-            last = await (await self._send_by(producer, batch, topic, partition))
-            await asyncio.gather(*futures)
+            end = await self.append(producer, topic, partition, mutations, marker)
             before_commit()
+        return end
+
+    async def append(
+        self,
+        producer: AIOKafkaProducer,
+        topic: str,
+        partition: int,
+        mutations: Mapping[bytes, bytes | None],
+        marker: Marker,
+    ) -> int:
+        """Mutations and marker as part of the open transaction of `producer`. Returns the offset behind the marker."""
+        headers = [(SOURCE_HEADER, marker.source.to_bytes(8, "big", signed=True))]
+        futures, turns = [], Turns()
+        batch = producer.create_batch()
+        for key, value in (*mutations.items(), (MARKER_KEY, msgspec.json.encode(marker))):
+            if turns.over():
+                await turns.give()
+            if batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
+                futures.append(await self._send_by(producer, batch, topic, partition))
+                batch = producer.create_batch()
+                if batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
+                    raise TooLarge(f"{topic}-{partition}: a mutation of {len(value or b'')} bytes")
+        last = await (await self._send_by(producer, batch, topic, partition))
+        await asyncio.gather(*futures)
         return int(last.offset) + int(batch.record_count())
 
     async def _send_by(self, producer: AIOKafkaProducer, batch: Any, topic: str, partition: int) -> Any:
@@ -166,6 +188,26 @@ class Outlet:
             self._prefix + topic, value=b"", key=None, partition=partition, headers=list(headers)
         )
         return int(written.offset)
+
+
+def fits(outlet: Outlet, topic: str, mutations: Mapping[bytes, bytes | None]) -> bool:
+    """Whether one record batch of a changelog holds these mutations and a marker."""
+    return mutations_size(mutations) <= outlet.batch_bytes(topic)
+
+
+async def durable(
+    outlet: Outlet,
+    topic: str,
+    partition: int,
+    mutations: Mapping[bytes, bytes | None],
+    marker: Marker,
+    before_commit: Callable[[], None],
+) -> int:
+    """Step 4 of `streams.md` 2: one batch, or if that cannot be, one transaction. Returns the offset behind it."""
+    if fits(outlet, topic, mutations):
+        return await outlet.changelog(topic, partition, mutations, marker)
+    log.info("one record, one transaction", topic=topic, partition=partition, keys=len(mutations))
+    return await outlet.changelog_in_transaction(topic, partition, mutations, marker, before_commit)
 
 
 def partition_of(emission: Emission, partition: int, counts: Mapping[str, int]) -> int:

@@ -24,15 +24,16 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from headrace_core.changelog import Marker
-from headrace_core.stage import JudgesClocks, Record, RepeatsReplies, Stage
+from headrace_core.stage import Emission, JudgesClocks, Record, RepeatsReplies, Stage
 from headrace_core.state import Overlay
 from headrace_streams import again, chunks, restore
+from headrace_streams.atomic import Atomic, Fenced
 from headrace_streams.chunks import Chunk
 from headrace_streams.faults import INSIDE_TRANSACTION, Faults
-from headrace_streams.producer import Outlet, mutations_size
+from headrace_streams.producer import Outlet, durable, fits
 from headrace_streams.reads import Reads
 from headrace_streams.senders import Senders
-from headrace_streams.sizes import REPLIES, Bounded, Outgoing, record_size
+from headrace_streams.sizes import REPLIES, Bounded, Outgoing
 from headrace_streams.stages import StageSpec
 from headrace_streams.store import Position, RocksState
 from headrace_streams.turns import Turns
@@ -83,6 +84,9 @@ class PartitionRunner:
         self.log_start = 0
         """First offset of the input that was there when the state was restored, or when records were missing."""
         self._around = around
+        self._atomic: Atomic | None = None
+        if spec.transaction:
+            self._atomic = Atomic(around.outlet, around.bootstrap, around.prefix, spec.changelog, partition)
         self._waiting: deque[Chunk] = deque()
         self._wake = asyncio.Event()
         self._closing = False
@@ -144,6 +148,8 @@ class PartitionRunner:
             await asyncio.gather(self._task, return_exceptions=True)
         self.ready = False
         self._drop_waiting()
+        if self._atomic:
+            await self._atomic.close()
         if self.state:
             self.state.close()
             self.state = self.reads = None
@@ -178,30 +184,23 @@ class PartitionRunner:
         """Whether the state is at the end of the changelog; not, if the broker was away meanwhile."""
         changelog = TopicPartition(self._around.prefix + self.spec.changelog, self.partition)
         try:
+            if self._atomic:
+                await self._atomic.open()
             moved = functools.partial(self._reached, "restoring")
             await restore.restore(self._around.bootstrap, changelog, state, self.stage, moved)
             async with restore.reading(self._around.bootstrap, TopicPartition(self.topic, self.partition)) as log_:
                 self._begins(await log_.first())
-            await self._answer_again(state)
+            end = state.position.marker.source + 1
+            if isinstance(self.stage, RepeatsReplies) and end:
+                place = TopicPartition(self.topic, self.partition)
+                await again.send(self._around.outlet, self._around.bootstrap, place, self.stage, state, end,
+                                 self._around.chunk_records)  # fmt: skip
         except KafkaError as error:
             if not error.retriable:
                 raise
             log.warning("restoring once more", topic=changelog.topic, partition=self.partition, error=repr(error))
             return False
         return True
-
-    async def _answer_again(self, state: RocksState) -> None:
-        """Replies of the last chunk may be lost with the worker that made it durable (`again.py`)."""
-        end = state.position.marker.source + 1
-        if not isinstance(self.stage, RepeatsReplies) or not end:
-            return
-        around, place = self._around, TopicPartition(self.topic, self.partition)
-        count, room = 0, around.outlet.limits.room(REPLIES)
-        async for page in again.replies(around.bootstrap, place, self.stage, state, end, around.chunk_records):
-            fit = [reply for reply in page if record_size(reply) <= room]  # the others were dead letters at once
-            await around.outlet.emit(fit, self.partition)
-            count += len(fit)
-        log.info("replies sent again", stage=self.spec.name, partition=self.partition, replies=count)
 
     def _begins(self, first: int) -> None:
         """The input's first offset is known. What retention has taken before it was applied is lost: say so."""
@@ -229,7 +228,7 @@ class PartitionRunner:
             self.busy = True
             try:
                 await self._take(chunk)
-            except Dropped:
+            except (Dropped, Fenced):
                 log.warning("chunk dropped: ownership in doubt", stage=self.spec.name, partition=self.partition)
                 self.ready = False
                 self._drop_waiting()
@@ -326,7 +325,7 @@ class PartitionRunner:
             self.stage.forget()
             overlay, outgoing = self._refused(records[0], overlay.too_large)
         primary = {k: v for k, v in overlay.mutations.items() if k[0] in self.stage.primary}
-        if len(records) > 1 and not self._fits(primary):
+        if len(records) > 1 and not fits(self._around.outlet, self.spec.changelog, primary):
             self.stage.forget()
             return _halves(records)
         self._around.faults.passed(2)
@@ -381,13 +380,17 @@ class PartitionRunner:
         marker = Marker(records[-1].offset, clock, around.epoch(), too_large, before.retention + self._lost(records[0]))
         self._check_owner()
         self._reached("3 emissions")
-        replies = [e for e in emissions if e.topic == REPLIES]
-        outputs = [e for e in emissions if e.topic != REPLIES] if replies else emissions
-        await around.outlet.emit(outputs, self.partition)
-        around.faults.passed(3)
-        self._check_owner()
-        self._reached("4 changelog")
-        end = await self._changelog(primary, marker)
+        inside = functools.partial(around.faults.passed, INSIDE_TRANSACTION)
+        if self._atomic:
+            end, replies = await self._atomic.write(emissions, primary, marker, inside), list[Emission]()
+        else:
+            replies = [e for e in emissions if e.topic == REPLIES]
+            outputs = [e for e in emissions if e.topic != REPLIES] if replies else emissions
+            await around.outlet.emit(outputs, self.partition)
+            around.faults.passed(3)
+            self._check_owner()
+            self._reached("4 changelog")
+            end = await durable(around.outlet, self.spec.changelog, self.partition, primary, marker, inside)
         around.faults.passed(4)
         self.state.commit(overlay.mutations, Position(marker=marker, changelog=end))
         self.reads.committed(overlay.mutations)
@@ -395,18 +398,6 @@ class PartitionRunner:
         around.faults.passed(5)
         self._reached("6 replies")
         await around.outlet.emit(replies, self.partition)
-
-    def _fits(self, primary: dict[bytes, bytes | None]) -> bool:
-        return mutations_size(primary) <= self._around.outlet.batch_bytes(self.spec.changelog)
-
-    async def _changelog(self, primary: dict[bytes, bytes | None], marker: Marker) -> int:
-        """Step 4. Returns the changelog offset behind it."""
-        outlet, topic = self._around.outlet, self.spec.changelog
-        if self._fits(primary):
-            return await outlet.changelog(topic, self.partition, primary, marker)
-        log.info("one record, one transaction", stage=self.spec.name, partition=self.partition, keys=len(primary))
-        inside = functools.partial(self._around.faults.passed, INSIDE_TRANSACTION)
-        return await outlet.changelog_in_transaction(topic, self.partition, primary, marker, inside)
 
     def _check_owner(self) -> None:
         if not self._around.owns():

@@ -33,6 +33,8 @@ class StageSpec:
     make: Callable[[], Stage]
     ticks: str = "raw"
     partitions: int | None = None
+    transaction: bool = False
+    """Outputs, changelog and replies of a chunk as one Kafka transaction (`atomic.py`)."""
 
     @property
     def rooted(self) -> bool:
@@ -84,6 +86,8 @@ def load(settings: StreamsSettings) -> list[StageSpec]:
         if (other := readers.setdefault(spec.input, spec)) is not spec:
             raise ConfigError("timelines" if spec in timelines else "stages",
                               f"{spec.name} reads {spec.input}, which {other.name} reads")  # fmt: skip
+    if timelines:
+        import_module("headrace_streams.timelines").check_targets(specs)
     return specs
 
 

@@ -4,13 +4,14 @@
 
 A timeline is a stage on `timeline.<name>.commands`, whose ticks and purges go to that topic too (`owner.py`). With a
 buffer there is a second stage that makes commands of the records of the source; it takes no time from its input, so
-whoever made the source may have stamped its records. Topics are named as everywhere here: without the prefix.
+whoever made the source may have stamped its records. `transaction` beside the settings is about how the worker writes
+(`atomic.py`), and no part of the timeline's state. Topics are named as everywhere here: without the prefix.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,9 +20,11 @@ from headrace_core.errors import ConfigError
 from headrace_core.timeline.settings import Buffer, Settings
 from headrace_core.timeline.source import SourceStage
 from headrace_core.timeline.stage import TimelineStage
-from headrace_streams.stages import StageSpec
+from headrace_streams.stages import BUILT_IN, StageSpec
 
 FIELD = "timelines"
+BUILT_IN_INPUTS = tuple(stage.input for stage in BUILT_IN.values())
+"""Read by some worker, if not by this one."""
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}")
 WHERE = re.compile(r"^(.*) - at `\$(.*)`$", re.DOTALL)
@@ -37,12 +40,13 @@ def _stages(name: str, values: Any, prefix: str) -> list[StageSpec]:
     where = f"{FIELD}.{name}"
     if not NAME.fullmatch(name):
         raise ConfigError(where, "a name has 1 to 64 letters, digits, _ and -")
+    values, transaction = _transaction(where, values)
     settings = read(where, values)
     stage, commands = f"timeline.{name}", f"timeline.{name}.commands"
     outputs = (f"{stage}.events", f"{stage}.parked", "replies")
     timeline = StageSpec(
         stage, commands, outputs, lambda: TimelineStage(settings, name, buffer_fixed=True),
-        ticks=commands, partitions=settings.partitions,
+        ticks=commands, partitions=settings.partitions, transaction=transaction,
     )  # fmt: skip
     if settings.buffer is None:
         return [timeline]
@@ -52,6 +56,29 @@ def _stages(name: str, values: Any, prefix: str) -> list[StageSpec]:
         lambda: SourceStage(settings, name, topic), ticks="",
     )  # fmt: skip
     return [timeline, source]
+
+
+def _transaction(where: str, values: Any) -> tuple[Any, bool]:
+    """The settings without `transaction`, which is the worker's, not the timeline's; and it."""
+    if not isinstance(values, dict) or "transaction" not in values:
+        return values, False
+    rest = {name: value for name, value in values.items() if name != "transaction"}
+    if not isinstance(values["transaction"], bool):
+        raise ConfigError(f"{where}.transaction", "must be true or false")
+    return rest, values["transaction"]
+
+
+def check_targets(specs: Sequence[StageSpec]) -> None:
+    """Raises ConfigError if a stage reads the target of a buffer with `transaction`.
+
+    A stage reads what is not committed, too, and would take the end of a transaction, which has an offset, for lag.
+    """
+    by_name, inputs = {spec.name: spec for spec in specs}, {*BUILT_IN_INPUTS, *(spec.input for spec in specs)}
+    for spec in specs:
+        source = by_name.get(f"{spec.name}.in")
+        if spec.transaction and source is not None and source.outputs[1] in inputs:
+            field = f"{FIELD}.{spec.name.removeprefix('timeline.')}.transaction"
+            raise ConfigError(field, f"cannot be, since a stage reads {source.outputs[1]}, the target")
 
 
 def read(where: str, values: Any) -> Settings:
