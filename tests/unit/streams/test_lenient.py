@@ -86,7 +86,7 @@ def test_what_is_damaged_otherwise_is_still_refused() -> None:
     raw = bytearray(batch(0, rows()))
     struct.pack_into(">i", raw, 57, COUNT + 1)  # one record more than there is
     struct.pack_into(">I", raw, 17, calc_crc32c(bytes(raw[21:])))
-    with pytest.raises(CorruptRecordException):
+    with pytest.raises(CorruptRecordException, match="fewer records than the batch says"):
         read(bytes(raw), level=READ_UNCOMMITTED)
 
 

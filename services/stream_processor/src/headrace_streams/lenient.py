@@ -17,6 +17,7 @@ from itertools import chain, islice
 from typing import Any, SupportsIndex
 
 from aiokafka.consumer import fetcher
+from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import _DefaultRecordBatchPy, _DefaultRecordPy
 from aiokafka.record.memory_records import MemoryRecords
 
@@ -56,6 +57,8 @@ class _LenientBatch(_DefaultRecordBatchPy):
         return self
 
     def _read_msg(self, *args: Any) -> _DefaultRecordPy:
+        if self._pos >= len(self._buffer):  # aiokafka's numbers in C are read behind the end of the buffer, too
+            raise CorruptRecordException("fewer records than the batch says")
         record = super()._read_msg(*args)
         if not any(type(name) is _Odd for name, _ in record.headers):
             return record
