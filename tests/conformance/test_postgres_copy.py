@@ -132,6 +132,28 @@ def test_a_table_of_other_types_never_gets_a_copy(make: Callable[..., Table], ki
     assert table.ways() == ["INSERT"] * 3
 
 
+def test_a_view_gets_arrays(make: Callable[..., Table]) -> None:
+    table = make()
+    table.sql("ALTER TABLE measurements RENAME TO base")
+    table.sql("CREATE VIEW measurements AS SELECT * FROM base")
+    assert table.write(row("a"), row("b")) == Outcome(inserted=2)
+    assert table.write(row("b", closed_at=11), row("c")) == Outcome(inserted=1, replaced=1)
+    assert [found[1] for found in table.stored()] == ["a", "b", "c"]
+
+
+def test_a_table_with_row_level_security_gets_arrays(make: Callable[..., Table]) -> None:
+    table = make()
+    role = f"writer{next(_numbers)}"
+    table.sql(f"CREATE ROLE {role} LOGIN")
+    table.sql(f"GRANT ALL ON measurements, hr_request TO {role}")
+    table.sql("ALTER TABLE measurements ENABLE ROW LEVEL SECURITY")
+    table.sql("CREATE POLICY all_rows ON measurements USING (true) WITH CHECK (true)")
+    table.sink = PostgresSink(table.url.replace("headrace@", f"{role}@"))
+    assert table.write(row("a"), row("b")) == Outcome(inserted=2)
+    assert table.write(row("b", closed_at=11), row("c")) == Outcome(inserted=1, replaced=1)
+    assert [found[1] for found in table.stored()] == ["a", "b", "c"]
+
+
 def test_rows_that_a_trigger_leaves_out_are_no_inserted_ones(make: Callable[..., Table]) -> None:
     table = make()
     table.sql(_SKIP)

@@ -174,7 +174,7 @@ class PostgresSink:
         except psycopg.errors.UniqueViolation:
             self._trial.ended(well=False)
             return None
-        except psycopg.errors.FeatureNotSupported:  # a view, or row-level security
+        except (psycopg.errors.FeatureNotSupported, psycopg.errors.WrongObjectType):  # row-level security, a view
             self._copies = False
             return None
         if not whole:
