@@ -10,6 +10,7 @@ broker has their session.
 
 from __future__ import annotations
 
+import atexit
 import signal
 import socket
 import struct
@@ -87,11 +88,12 @@ def floor(port: int, counter: Counter, name: str, produce: Produce = lambda _: N
 
 
 def to_kafka(kafka: str, topic: str) -> Produce:
-    """Produces messages with the bridge's headers, and hears of none what became of it."""
+    """Produces messages with the bridge's headers, and hears of none what became of it; the rest goes out at exit."""
     producer = Producer(
         {"bootstrap.servers": kafka, "acks": "all", "enable.idempotence": True, "linger.ms": 5,
          "partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
     )  # fmt: skip
+    atexit.register(producer.flush, 20)
 
     def produce(taken: list[Packet]) -> None:
         received = ("received", b"%d" % (time.time_ns() // 1_000_000))

@@ -136,7 +136,7 @@ def test_bad_input_is_dead_lettered_with_its_reason_and_stops_nobody(stack: Runn
     client = connect(ends)
     publish(client, [*good, *bad, ("te/device/good///m/after", json.dumps({"time": 2, "v": 2}).encode())])
     client.disconnect()
-    producer = Producer({"bootstrap.servers": ends.kafka})
+    producer = Producer({"bootstrap.servers": ends.kafka, "enable.idempotence": True})
     headers = [("topic", b"xx/device/a///m/t"), ("qos", b"1"), ("retain", b"0")]
     producer.produce(f"{ends.prefix}raw", b'{"v": 1}', b"xx", headers=headers)
     assert producer.flush(240) == 0

@@ -26,9 +26,9 @@ from headrace.windows import highest
 from tests.support.bridge_process import read_topic
 from tests.support.docker import REPOSITORY, eventually
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(2400)]
 
-BUILD_S, UP_S, DOWN_S = 1200, 400, 180
+BUILD_S, UP_S, DOWN_S = 1200, 900, 180
 WRITTEN_S = 240
 PROFILES = ("--profile=demo", "--profile=two-writers")
 PORTS = ("KAFKA", "MQTT", "POSTGRES", "STREAMS", "BRIDGE", "API")
@@ -90,7 +90,11 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
     ]
     try:
         project.run("build", seconds=BUILD_S)
-        project.run("up", "--detach", "--wait", *services, seconds=UP_S)
+        try:
+            project.run("up", "--detach", "--wait", *services, seconds=UP_S)
+        except AssertionError as error:
+            said = project.run("logs", "--no-color", "--tail=15", seconds=60, check=False)
+            raise AssertionError(f"{error}\n{said[-12_000:]}") from error
         yield project
     finally:
         project.run("logs", "--no-color", seconds=60, check=False)

@@ -238,7 +238,8 @@ def test_mqtt_3_1_1_works_as_well(bridge: BridgeProcess, device: Publisher) -> N
 
 
 def test_outbound_is_published_retained_and_in_order(bridge: BridgeProcess, mqtt: MqttBroker) -> None:
-    producer = Producer({"bootstrap.servers": bridge.kafka, "partitioner": "murmur2_random"})
+    settings = {"partitioner": "murmur2_random", "enable.idempotence": True}  # without it, retries change the order
+    producer = Producer({"bootstrap.servers": bridge.kafka, **settings})
     topic = bridge.prefix + "outbound"
     reader = Subscriber(mqtt.port, "te/#")
     bridge.start(OUTBOUND="true", FILTERS='["nothing/#"]')

@@ -103,7 +103,7 @@ def test_kafka_itself_tells_what_became_of_messages_in_doubt(kafka: str, topic_p
     create_topics(kafka, topic_prefix)
     raw, letters = topic_prefix + "raw", topic_prefix + "dead-letter"
     router = Router(topic_prefix, {raw: 1_000_000, letters: 1_000_000})
-    producer = Producer({"bootstrap.servers": kafka, "partitioner": "murmur2_random"})
+    producer = Producer({"bootstrap.servers": kafka, "partitioner": "murmur2_random", "enable.idempotence": True})
     ledger = Ledger(tmp_path, "c")
     now = time.time_ns() // 1_000_000
     for packet_id in range(1, 13):

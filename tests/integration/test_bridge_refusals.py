@@ -46,7 +46,7 @@ def test_a_packet_that_is_too_large(
     settings = {"OUTBOUND": "true", "MQTT_VERSION": version, "FILTERS": '["nothing/#"]'}
     bridge = BridgeProcess(kafka, topic_prefix, narrow.port, tmp_path, settings)
     reader = Subscriber(narrow.port, "te/#")
-    producer = Producer({"bootstrap.servers": kafka})
+    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True})
     for number in range(50):
         producer.produce(topic_prefix + "outbound", b"%d" % number, "te/a", 0)
         if number == 20:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.kafka
 
 
 def produce(bootstrap: str, topic: str, values: list[bytes]) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True})
     for value in values:
         producer.produce(topic, value)
     assert producer.flush(240) == 0

@@ -72,7 +72,7 @@ def worker(kafka: str, topic_prefix: str, tmp_path: Path) -> Iterator[StreamsWor
 
 
 def publish(worker: StreamsWorker) -> None:
-    producer = Producer({"bootstrap.servers": worker.kafka, "acks": "all"})
+    producer = Producer({"bootstrap.servers": worker.kafka, "acks": "all", "enable.idempotence": True})
     for topic, value in MESSAGES:
         headers = [("topic", f"te/{topic}".encode()), ("qos", b"1"), ("retain", b"0")]
         producer.produce(f"{worker.prefix}raw", json.dumps(value), b"te", 0, headers=headers)

@@ -46,7 +46,14 @@ def create(kafka: str, topic: str, config: dict[str, str]) -> None:
 
 def append(kafka: str, topic: str, items: Iterable[tuple[bytes, bytes | None, int]]) -> None:
     """Write (key, value, source) records, and wait."""
-    producer = Producer({"bootstrap.servers": kafka, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
+    producer = Producer(
+        {
+            "bootstrap.servers": kafka,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 1_000_000,
+            "enable.idempotence": True,
+        }
+    )
     for number, (key, value, source) in enumerate(items):
         headers: list[tuple[str, bytes]] = [(SOURCE_HEADER, source.to_bytes(8, "big", signed=True))]
         producer.produce(topic, key=key, value=value, partition=0, headers=headers)

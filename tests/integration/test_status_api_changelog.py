@@ -128,7 +128,7 @@ def test_a_topic_made_anew_empties_the_replica(log: Log, api: StatusApi) -> None
     until(lambda: log.topic not in log.admin.list_topics(timeout=240).topics, "the topic is gone")
     until(lambda: not api.ready(), f"not ready without the topic, see {api.log}")
     log.create()
-    log.put(Producer({"bootstrap.servers": log.kafka}), groups("z")[0])
+    log.put(Producer({"bootstrap.servers": log.kafka, "enable.idempotence": True}), groups("z")[0])
     api.wait_ready()
     assert registered(api) == ["z"]
 

@@ -201,7 +201,9 @@ def test_a_crash_at_any_point_of_a_request_answers_once_or_says_that_the_answer_
     assert len(set(registered)) == 2, "a repeat has the same id"
 
     again = next(r for r in read_topic(worker.kafka, f"{worker.prefix}raw") if r.headers.get("kind") == b"request")
-    producer = Producer({"bootstrap.servers": worker.kafka, "partitioner": "murmur2_random"})
+    producer = Producer(
+        {"bootstrap.servers": worker.kafka, "partitioner": "murmur2_random", "enable.idempotence": True}
+    )
     producer.produce(
         f"{worker.prefix}raw", again.value, again.key, again.partition, headers=list(again.headers.items())
     )

@@ -42,7 +42,7 @@ class Source:
 
     def __init__(self, worker: StreamsWorker) -> None:
         self.topic = worker.prefix + "job.retry"
-        self.producer = Producer({"bootstrap.servers": worker.kafka, "linger.ms": 5})
+        self.producer = Producer({"bootstrap.servers": worker.kafka, "linger.ms": 5, "enable.idempotence": True})
         self.due: dict[bytes, int] = {}
         self.sent = [0] * SOURCES
 

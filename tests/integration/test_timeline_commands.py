@@ -34,7 +34,9 @@ class Client:
 
     def __init__(self, worker: StreamsWorker) -> None:
         self.worker, self.sent = worker, 0
-        self.producer = Producer({"bootstrap.servers": worker.kafka, "partitioner": "murmur2_random"})
+        self.producer = Producer(
+            {"bootstrap.servers": worker.kafka, "partitioner": "murmur2_random", "enable.idempotence": True}
+        )
 
     def write(self, key: bytes | None, value: bytes | None, headers: dict[str, bytes], **place: int) -> None:
         topic = f"{self.worker.prefix}timeline.jobs.commands"

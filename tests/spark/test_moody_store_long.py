@@ -58,7 +58,7 @@ class Mover:
         self._thread.join(60)
 
     def _run(self) -> None:
-        producer = Producer({"bootstrap.servers": self._one.kafka})
+        producer = Producer({"bootstrap.servers": self._one.kafka, "enable.idempotence": True})
         consumer = Consumer(
             {"bootstrap.servers": self._one.kafka, "group.id": "mover", "auto.offset.reset": "earliest"}
         )

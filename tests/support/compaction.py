@@ -33,7 +33,7 @@ def compacted(kafka: str, topic: str, values: list[bytes], gap: int) -> list[int
     gone, keys = [(b"gone", b"replaced")] * gap, [b"%d" % number for number in range(len(values))]
     keys[-2] = b"gone"  # the one that replaces them; the last is in the newest segment, which is never compacted
     first, *others, last = zip(keys, values, strict=True)
-    producer, now_ms = Producer({"bootstrap.servers": kafka}), time.time_ns() // 1_000_000
+    producer, now_ms = Producer({"bootstrap.servers": kafka, "enable.idempotence": True}), time.time_ns() // 1_000_000
     for key, value in [*gone, first, *gone, *others]:
         producer.produce(topic, key=key, value=value, timestamp=now_ms - 60_000)
     assert producer.flush(240) == 0

@@ -54,7 +54,14 @@ def batches(records: Iterable[Record], config: BatchingConfig, chunk: int = 5000
 
 def put(kafka: str, topic: str, records: Iterable[Record | Emission], time_ms: int | None = None) -> None:
     """Produce them as they are; records with their own times, emissions at `time_ms`."""
-    producer = Producer({"bootstrap.servers": kafka, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
+    producer = Producer(
+        {
+            "bootstrap.servers": kafka,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 1_000_000,
+            "enable.idempotence": True,
+        }
+    )
     for one in records:
         at_ms = one.append_ms if isinstance(one, Record) else time_ms
         headers = list(one.headers)

@@ -168,7 +168,7 @@ def produce(
     job: Job, values: list[bytes], spread: int | None = None, topic: str = "", headers: dict[str, bytes] | None = None
 ) -> None:
     """Values in order, by their keys; or one after the other over `spread` partitions."""
-    producer = Producer({"bootstrap.servers": job.kafka, "linger.ms": 20})
+    producer = Producer({"bootstrap.servers": job.kafka, "linger.ms": 20, "enable.idempotence": True})
     for number, value in enumerate(values):
         where = {} if spread is None else {"partition": number % spread}
         producer.produce(

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 
 from headrace_bridge import kafka
-from headrace_bridge.kafka import Outlet
+from headrace_bridge.kafka import KafkaNotReady, Outlet, Topics
 from headrace_bridge.record import Record
 from tests.support.streams_worker import until
 
@@ -56,3 +56,21 @@ def test_with_nothing_to_send_it_waits_for_what_is_to_be_tried_again(
     assert time.monotonic() - began >= 0.3
     assert polls < 50
     assert outlet.retries == 1
+
+
+def test_a_broker_that_is_slower_than_one_try_is_heard_by_the_next() -> None:
+    """What a try has begun, the next one goes on with; each alone is over before the broker has answered."""
+    slow = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": "1", "test.mock.broker.rtt": "200"})
+    (broker,) = slow.list_topics(timeout=60).brokers.values()
+    base = {"bootstrap.servers": f"{broker.host}:{broker.port}"}
+    with pytest.raises(KafkaNotReady, match="transport"):
+        Topics(base).limits(["nowhere"], 0.3)
+    topics, said = Topics(base), [""]
+
+    def answered() -> bool:
+        with pytest.raises(KafkaNotReady) as error:
+            topics.limits(["nowhere"], 0.3)
+        said.append(str(error.value))
+        return said[-1] == "missing topics: nowhere"
+
+    until(answered, "the broker is heard", 60)

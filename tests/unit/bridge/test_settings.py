@@ -15,10 +15,12 @@ import pytest
 from pydantic import ValidationError
 
 from headrace_bridge.__main__ import kafka_base, target_of, topic_limits
-from headrace_bridge.kafka import limits
+from headrace_bridge.kafka import Topics
 from headrace_bridge.settings import BridgeSettings, filter_problem, in_one_line
 from headrace_bridge.subscriptions import FilterMemory
 from headrace_core.errors import ConfigError
+
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
 
 
 @pytest.mark.parametrize("good", ["te/#", "#", "+/a", "/", "a b/+", "$share/g/te/#"])
@@ -156,7 +158,7 @@ def test_a_port_that_is_taken_is_a_wrong_setting(tmp_path: Path) -> None:
 
 def test_an_option_that_kafka_clients_do_not_know_is_a_wrong_setting() -> None:
     with pytest.raises(ConfigError, match=r"^kafka_options: .*no\.such"):
-        limits({"bootstrap.servers": "127.0.0.1:1", "no.such": "1"}, ["a"])
+        Topics({**NOWHERE, "no.such": "1"})
 
 
 def test_filters_are_remembered_by_client_id(tmp_path: Path) -> None:
@@ -180,15 +182,15 @@ def test_a_memory_that_cannot_be_used_names_the_setting(tmp_path: Path) -> None:
 def test_the_topic_that_is_read_must_be_there_and_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def answer(_base: object, topics: list[str]) -> dict[str, int]:
+    def answer(_: object, topics: list[str]) -> dict[str, int]:
         asked.extend(topics)
         return dict.fromkeys(topics, 1_000)
 
-    monkeypatch.setattr("headrace_bridge.kafka.limits", answer)
+    monkeypatch.setattr("headrace_bridge.kafka.Topics.limits", answer)
     settings = BridgeSettings(prefix="p.", routes={"a/#": "special"})
-    found = topic_limits(settings, {}, threading.Event())
+    found = topic_limits(settings, NOWHERE, threading.Event())
     assert set(asked) == {"p.raw", "p.dead-letter", "p.special", "p.outbound"}
     assert found == {"p.raw": 1_000, "p.dead-letter": 1_000, "p.special": 1_000}
     asked.clear()
-    topic_limits(settings.model_copy(update={"outbound": False}), {}, threading.Event())
+    topic_limits(settings.model_copy(update={"outbound": False}), NOWHERE, threading.Event())
     assert "p.outbound" not in asked

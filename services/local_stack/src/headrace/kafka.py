@@ -124,8 +124,8 @@ class KafkaServer:
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + READY_S
-        quiet = {"bootstrap.servers": self.bootstrap, "log_level": 0, "socket.timeout.ms": 1000}
-        admin = AdminClient(quiet)
+        often = {"socket.timeout.ms": 1000, "reconnect.backoff.max.ms": 500}
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, **often})
         while time.monotonic() < deadline:
             if self.process is None or self.process.poll() is not None:
                 break

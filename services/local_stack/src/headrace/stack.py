@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -356,10 +357,16 @@ def _port_taken(error: ServiceDied | OSError) -> bool:
 
 
 def _kafka_answers(bootstrap: str) -> bool:
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "socket.timeout.ms": 1000})
     with contextlib.suppress(Exception):
-        return bool(admin.list_topics(timeout=1).brokers)
+        return bool(_admin(bootstrap).list_topics(timeout=1).brokers)
     return False
+
+
+@cache
+def _admin(bootstrap: str) -> AdminClient:
+    """One client for all questions: a new one would have to connect within the time of each."""
+    often = {"socket.timeout.ms": 1000, "reconnect.backoff.max.ms": 500}
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, **often})
 
 
 __all__ = ["AlreadyRunning", "Child", "Files", "Known", "LocalStack", "NotReady", "ServiceDied"]

@@ -102,9 +102,10 @@ def topic_limits(settings: BridgeSettings, base: dict[str, str], stopping: threa
     """Wait until Kafka has the topics; those the bridge writes, with limits. None if the process shall end before."""
     written = dict.fromkeys(settings.prefix + name for name in (RAW, DEAD_LETTER, *settings.routes.values()))
     read = [settings.prefix + outbound.OUTBOUND] if settings.outbound else []
+    there = kafka.Topics(base)
     while not stopping.is_set():
         try:
-            found = kafka.limits(base, list(dict.fromkeys([*written, *read])))
+            found = there.limits(list(dict.fromkeys([*written, *read])))
             return {topic: found[topic] for topic in written}
         except KafkaNotReady as error:
             log.warning("waiting for Kafka", error=str(error))

@@ -161,23 +161,36 @@ class Outlet:
         self.up = any(broker["state"] == "UP" for broker in brokers)
 
 
-def limits(base: Mapping[str, str], topics: list[str], timeout_s: float = 5.0) -> dict[str, int]:
-    """max.message.bytes of topics (bridge.md 2). Raises KafkaNotReady with a line that names what is wrong, and
-    ConfigError for an option that librdkafka does not take."""
-    said: list[str] = []
-    try:
-        admin = AdminClient({**base, "log_level": 0, "error_cb": lambda error: said.append(error.str())})
-    except KafkaException as error:
-        raise ConfigError("kafka_options", error.args[0].str()) from error
-    try:
-        known = admin.list_topics(timeout=timeout_s).topics
-        missing = [topic for topic in topics if topic not in known]
-        if missing:
-            raise KafkaNotReady(f"missing topics: {', '.join(missing)}")
-        asked = admin.describe_configs([ConfigResource("topic", topic) for topic in topics], request_timeout=timeout_s)
-        answers: dict[str, Any] = {resource.name: future.result(timeout_s) for resource, future in asked.items()}
-    except KafkaException as error:
-        admin.poll(0)  # why a connection fails is told there alone
-        why = ". ".join([error.args[0].str(), *dict.fromkeys(said[-2:])])
-        raise KafkaNotReady(f"{base['bootstrap.servers']}: {why}") from error
-    return {topic: int(answers[topic]["max.message.bytes"].value) for topic in topics}
+class Topics:
+    """Asks the cluster for what holds of topics. Raises ConfigError for an option that librdkafka does not take.
+
+    One client asks again and again: a new one would connect anew each time, and never get there on a busy machine.
+    """
+
+    def __init__(self, base: Mapping[str, str]) -> None:
+        self._said: list[str] = []
+        self._kafka = base["bootstrap.servers"]
+        own = {"log_level": 0, "error_cb": lambda error: self._said.append(error.str())}
+        try:
+            self._admin = AdminClient({"reconnect.backoff.max.ms": 2000, **base, **own})
+        except KafkaException as error:
+            raise ConfigError("kafka_options", error.args[0].str()) from error
+
+    def limits(self, topics: list[str], timeout_s: float = 5.0) -> dict[str, int]:
+        """max.message.bytes of topics (bridge.md 2). Raises KafkaNotReady with a line that names what is wrong."""
+        self._said.clear()
+        try:
+            known = self._admin.list_topics(timeout=timeout_s).topics
+            missing = [topic for topic in topics if topic not in known]
+            if missing:
+                raise KafkaNotReady(f"missing topics: {', '.join(missing)}")
+            wanted = [ConfigResource("topic", topic) for topic in topics]
+            asked = self._admin.describe_configs(wanted, request_timeout=timeout_s)
+            answers: dict[str, Any] = {resource.name: future.result(timeout_s) for resource, future in asked.items()}
+        except KafkaException as error:
+            self._admin.poll(0)  # why a connection fails is told there alone
+            why = ". ".join([error.args[0].str(), *dict.fromkeys(self._said[-2:])])
+            raise KafkaNotReady(f"{self._kafka}: {why}") from error
+        except TimeoutError as error:
+            raise KafkaNotReady(f"{self._kafka}: no answer in {timeout_s} s") from error
+        return {topic: int(answers[topic]["max.message.bytes"].value) for topic in topics}

@@ -101,6 +101,7 @@ class Follower(Generic[C]):
         self._topic = topic
         self._base = base(kafka)
         self._stopping = threading.Event()
+        self._admin: AdminClient | None = None
         self._up = False
         self._reason = STARTING
         self._moved_at = time.monotonic()
@@ -125,7 +126,7 @@ class Follower(Generic[C]):
         self._replica.close()
 
     def _session(self) -> None:
-        admin = AdminClient(self._base)
+        self._admin = admin = self._admin or AdminClient(self._base)  # kept: see `describe`
         identity, partitions = describe(admin, self._topic)
         if self._replica.begin(identity, partitions, max_offline_s=MAX_OFFLINE_S):
             log.info("replica is built from the start", topic=self._topic, partitions=partitions)
@@ -228,7 +229,12 @@ class Follower(Generic[C]):
 
 def base(kafka: str) -> dict[str, Any]:
     """Settings of every client."""
-    return {"bootstrap.servers": kafka, "log_level": 0, "topic.metadata.refresh.interval.ms": 30_000}
+    return {
+        "bootstrap.servers": kafka,
+        "log_level": 0,
+        "topic.metadata.refresh.interval.ms": 30_000,
+        "reconnect.backoff.max.ms": 2_000,
+    }
 
 
 def weigh(error: KafkaError) -> None:
@@ -259,7 +265,10 @@ def change(message: Any) -> Change:
 
 
 def describe(admin: AdminClient, topic: str) -> tuple[str, int]:
-    """What tells a topic from another of its name, and its number of partitions. Raises NotThere."""
+    """What tells a topic from another of its name, and its number of partitions. Raises NotThere.
+
+    Who asks again takes the same client: a new one has to connect within `ASK_S`, too long for a busy machine.
+    """
     try:
         listed = admin.list_topics(timeout=ASK_S)
         if topic not in listed.topics or listed.topics[topic].error is not None:

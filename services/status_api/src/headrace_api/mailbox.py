@@ -197,8 +197,7 @@ class Mailbox:
     def _owners(self, topic: str) -> dict[int, str]:
         group, found = self._prefix + GROUP, dict[int, str]()
         with contextlib.suppress(KafkaException):  # then nobody knows who it is
-            self._admin = self._admin or AdminClient(self._base)
-            told = self._admin.describe_consumer_groups([group], request_timeout=ASK_S)[group].result()
+            told = self._asker().describe_consumer_groups([group], request_timeout=ASK_S)[group].result()
             for member in told.members:
                 name = f"{member.group_instance_id or member.member_id}@{member.host.removeprefix('/')}"
                 places = member.assignment.topic_partitions if member.assignment else ()
@@ -207,12 +206,17 @@ class Mailbox:
 
     def _look(self) -> None:
         with contextlib.suppress(KafkaException):  # then it is not known to be there; `away` says more
-            topics = AdminClient(self._base).list_topics(timeout=ASK_S).topics
+            topics = self._asker().list_topics(timeout=ASK_S).topics
             self._counts = {
                 name.removeprefix(self._prefix): len(topic.partitions)
                 for name, topic in topics.items()
                 if name.startswith(self._prefix) and topic.error is None
             }
+
+    def _asker(self) -> AdminClient:
+        """One for all questions (see `describe`), from any thread."""
+        self._admin = self._admin or AdminClient(self._base)
+        return self._admin
 
     def stop(self) -> None:
         """Make `run` return soon."""
@@ -231,7 +235,7 @@ class Mailbox:
                 self._stopping.wait(ASK_AGAIN_S)
 
     def _session(self) -> None:
-        admin = AdminClient(self._base)
+        admin = self._asker()
         identity, count = describe(admin, self._replies)
         self._look_for_raw(admin)
         consumer, producer = Consumer(self._reading()), Producer(self._writing())
