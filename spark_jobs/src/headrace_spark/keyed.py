@@ -1,7 +1,8 @@
 """One micro-batch of mode `keyed` for a destination that answers for each row (spark-writer.md 7 and 8).
 
 Theory: the plan is that of the direct path. Tasks try each request until all its rows have an end, and record its
-`Ended` (`sending.py`), so a repeat after a kill goes on where it was. What was not written is told when
+`Ended` (`sending.py`), so a repeat after a kill goes on where it was. Of a row that the destination rejects, the next
+older one of the same key and micro-batch is sent then. What was not written is told when
 all requests have ended: a dead letter for each member that was rejected, or is late for the last time; the record
 again, with its members that are late, to the delayed retry topic. Both are acknowledged before the commit.
 
@@ -23,14 +24,14 @@ from headrace_spark.faults import NO_FAULTS, Faults
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.patience import Patience
-from headrace_spark.plan import Plan, breaks, corrupt, plan
+from headrace_spark.plan import Plan, breaks, corrupt, headers, plan, stand_in
 from headrace_spark.sending import Carried, Courier, Packed
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch, Outcome
 from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, letter
 from headrace_spark.transforms.records import Place, Record, Report, elements, origin, returned
 from headrace_spark.transforms.retries import Delayed, delayed
-from headrace_spark.transforms.rows import Request, Row
+from headrace_spark.transforms.rows import Headers, Request, Row, requests, with_headers
 
 Fetch = Callable[[Sequence[Place]], Sequence[Record]]
 _decode = msgspec.json.Decoder(Ended).decode
@@ -115,8 +116,7 @@ class KeyedWriter:
         seen = keep(lambda: self._ledger.seen(ids))
         settings = self._settings
         planned = plan(reports, seen, settings.job, settings.cost_of, settings.bounds, settings.keying)
-        ended = self._send(batch, planned.requests)
-        self._refuse_to_drain(batch, ended)
+        ended = self._ended(batch, planned, headers(reports))
         self._faults.passed("sent", batch.batch_id)
         left = [one for request, end in ended for one in _left(request, end)]
         letters, records, late = self._told(left, reports, fetch)
@@ -132,16 +132,30 @@ class KeyedWriter:
         keep(lambda: self._ledger.commit(batch, counts, planned.ids - late, self._now_ms()))
         return counts
 
-    def _send(self, batch: Batch, requests: Sequence[Request]) -> list[tuple[Request, Ended]]:
+    def _ended(self, batch: Batch, planned: Plan, known: Headers) -> list[tuple[Request, Ended]]:
+        """What became of all requests; an older row goes out in the place of one of its key that is rejected."""
+        settings, counts = self._settings, planned.counts
+        wave, ended = planned.requests, list[tuple[Request, Ended]]()
+        while wave:
+            answered = self._send(batch, wave)
+            ended += answered
+            self._refuse_to_drain(batch, ended)
+            refused = [request.rows[index] for request, end in answered for index in end.rejected]
+            older = stand_in(refused, planned.behind, settings.keying)
+            cut = requests(older, settings.cost_of.of, settings.bounds)
+            wave = [with_headers(one, known) for one in cut]
+            counts.requests += len(wave)
+            counts.repeats -= len(older)
+        return ended
+
+    def _send(self, batch: Batch, wave: Sequence[Request]) -> list[tuple[Request, Ended]]:
         """What became of each request; what is recorded does not go out again."""
-        if not requests:
-            return []
         known = self._patience.keep(lambda: self._ledger.sent(batch))
         stays = {name for name, text in known.items() if stands(self._settings, text)}
-        queues = [[Packed("", -1, 0, one)] for one in requests if one.id not in stays]
+        queues = [[Packed("", -1, 0, one)] for one in wave if one.id not in stays]
         carried = self._courier.carry(batch, queues) if queues else Carried()
         ends = {**known, **carried.ends}
-        return [(one, _decode(ends[one.id])) for one in requests]
+        return [(one, _decode(ends[one.id])) for one in wave]
 
     def _refuse_to_drain(self, batch: Batch, ended: Sequence[tuple[Request, Ended]]) -> None:
         """The circuit breaker of spark-writer.md 3 for what the sink refuses: no dead letter has gone out. What was

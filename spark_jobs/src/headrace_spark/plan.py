@@ -41,12 +41,14 @@ class Sifted(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`counts` lacks what only the sink knows: inserted, replaced and its repeats."""
+    """`counts` lacks what only the sink knows: inserted, replaced and its repeats. `behind` are the rows that do not go
+    out because a newer one of the same key does."""
 
     requests: list[Request]
     letters: list[DeadLetter]
     ids: set[str]
     counts: Counts
+    behind: list[Row]
 
 
 def sift(reports: Iterable[Report], seen: set[str], job: str) -> Sifted:
@@ -77,10 +79,18 @@ def plan(
     known = headers(sifted.fresh)
     cut = [with_headers(request, known) for request in requests(kept, cost.of, bounds)]
     counts.rows = len(found)
-    counts.repeats = len(found) - len(kept)
+    behind = [row for row in found if id(row) not in going] if len(going := set(map(id, kept))) < len(found) else []
+    counts.repeats = len(behind)
     counts.requests = len(cut)
     counts.cost = sum(request.cost for request in cut)
-    return Plan(cut, sifted.letters, sifted.ids, counts)
+    return Plan(cut, sifted.letters, sifted.ids, counts, behind)
+
+
+def stand_in(refused: Iterable[Row], behind: Iterable[Row], keying: Keying) -> list[Row]:
+    """Of each key of which a row is refused, the newest of the older rows behind it."""
+    limits = {keying.id(row): keying.version(row) for row in refused}
+    older = [row for row in behind if (limit := limits.get(keying.id(row))) and keying.version(row) < limit]
+    return highest(older, keying)
 
 
 def headers(fresh: Iterable[Report]) -> Headers:

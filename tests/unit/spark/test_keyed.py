@@ -15,7 +15,7 @@ from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.keyed import Exhausted
 from headrace_spark.outbox import OutboxDown
-from headrace_spark.sinks.answers import Answer
+from headrace_spark.sinks.answers import Answer, Verdict
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.transforms.records import Record
 from tests.unit.spark.fakes import Killed, Unheard, document, member, record
@@ -358,3 +358,42 @@ def test_with_a_configured_key_only_the_newest_row_of_each_goes_out(bench: Bench
     bench.ledger.prepare()
     bench.write(0, found, key=["source", "metric"], version="closed_at")
     assert [row.value for _, rows in bench.store.calls for row in rows] == [9.0, 8.0]
+
+
+def test_behind_a_rejected_row_the_next_older_one_of_its_key_goes_out(bench: Bench) -> None:
+    found = [record(number, document(number, [member(1, number, "a")], closed_at=number)) for number in range(1, 5)]
+    found.append(record(5, document(5, [member(1, 9, "b")])))
+    bench.store.always = lambda store, rows: Answer(
+        [Verdict("rejected", "too much") if row.metric == "a" and row.value > 2 else store.take(row) for row in rows]
+    )
+    real, bench.outbox = bench.outbox, Dying()  # type: ignore[assignment]
+    with pytest.raises(Killed):
+        bench.write(0, found)
+    bench.outbox = real
+    counts = bench.write(0, found)
+    check(counts)
+    went = [[(row.metric, row.value) for row in rows] for _, rows in bench.store.calls]
+    assert went == [[("a", 4.0), ("b", 9.0)], [("a", 3.0)], [("a", 2.0)]], "once each, also over a kill"
+    assert sorted(row.value for row in bench.store.rows.values()) == [2.0, 9.0]
+    assert (counts.rows, counts.inserted, counts.repeats, counts.rows_refused, counts.requests) == (5, 2, 1, 2, 3)
+    assert [json.loads(one.value)["offset"] for one in bench.outbox.letters] == [3, 4]
+
+
+def test_the_older_row_is_that_of_the_configured_key_and_version(bench: Bench) -> None:
+    found = [
+        record(0, document(1, [member(3, 1, "a"), member(2, 2, "a"), member(1, 3, "b")], closed_at=10)),
+        record(1, document(2, [member(1, 4, "a")], closed_at=11)),
+    ]
+    bench.store.always = lambda store, rows: Answer(
+        [Verdict("rejected") if row.value in (1, 4) else store.take(row) for row in rows]
+    )
+    check(bench.write(0, found, key=["source", "metric"]))
+    assert sent(bench) == [["a", "b"], ["a"]]
+    assert sorted(row.value for row in bench.store.rows.values()) == [2.0, 3.0]
+    bench.store.calls.clear()
+    bench.ledger = type(bench.ledger)(Database(f"sqlite://{bench.folder}/other.db"), "w")
+    bench.ledger.prepare()
+    check(bench.write(0, found, key=["source", "metric"], version="closed_at"))
+    assert [row.value for _, rows in bench.store.calls for row in rows] == [4.0, 3.0, 1.0], (
+        "2 is as new as 1, not older"
+    )
