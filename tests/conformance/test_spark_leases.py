@@ -19,8 +19,9 @@ from structlog.testing import capture_logs
 from headrace.kafka import free_port
 from headrace_capacity.coordinator import Coordinator
 from headrace_spark import capacity
+from headrace_spark.checks import check
 from headrace_spark.jobs.process import exit_code
-from headrace_spark.settings import Settings, check
+from headrace_spark.settings import Settings
 from tests.unit.spark.fakes import job
 from tests.unit.spark.test_pacing import largest_window
 

@@ -47,7 +47,7 @@ class Bench:
         self.settings: Settings = job(sink=url, state_dsn=url, path="staged", **changes)
         self.ledger = Ledger(Database(url), "w")
         self.ledger.prepare()
-        PostgresSink(url).prepare()
+        PostgresSink(url, append=self.settings.append).prepare()
         staging.prepare(url, "measurements")
         self.ledger.remember("q", "checkpoint")
         self.outbox, self.pacer = Outbox(), AtOnce()

@@ -331,6 +331,7 @@ class SparkJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     table: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,62}$")] | UnsetType = UNSET
     path: Any | UnsetType = UNSET
     stage_cost: str | UnsetType = UNSET
+    append: bool | UnsetType = UNSET
     mode: Any | UnsetType = UNSET
     max_send_ms: Annotated[int, Meta(ge=1, le=9223372036854775807)] | UnsetType = UNSET
     on_reject: Any | UnsetType = UNSET

@@ -16,7 +16,8 @@ import msgspec
 
 from headrace_capacity.coordinator import Coordinator
 from headrace_core.errors import ConfigError
-from headrace_spark.settings import EMBEDDED, Settings
+from headrace_spark.settings import Settings
+from headrace_spark.values import EMBEDDED
 
 _HOST: Final = "spark.driver.host"
 

@@ -12,29 +12,25 @@ from typing import Final, Literal
 
 import msgspec
 
-from headrace_core.capacity.protocol import MAX_PARTITIONS
 from headrace_core.errors import ConfigError
-from headrace_spark import destinations, kafka_clients, references, values
+from headrace_spark import destinations, references
 from headrace_spark.audit import Audit
 from headrace_spark.backfill import Backfill
-from headrace_spark.database import is_postgres
+from headrace_spark.checks import check
 from headrace_spark.transforms.costs import Cost, Dearest, cost
-from headrace_spark.transforms.rows import IDENTITY, MAX_ROW_BYTES, Bounds, Keying
-from headrace_spark.values import EMBEDDED as EMBEDDED
-from headrace_spark.values import dsn as _dsn
-from headrace_spark.values import require as _require
+from headrace_spark.transforms.rows import IDENTITY, Bounds, Keying
 
 CHUNK_ROWS: Final = 1000
-NETWORK_HEADROOM: Final = 0.05
 """Most rows of a COPY (spark-writer.md 4)."""
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+NETWORK_HEADROOM: Final = 0.05
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Times in ms. `capacity` in units per second; `share` is the job's expected part of it. `max` is the most rows of
     a request, `max_bytes` the most bytes of their values; `topics` defaults to `<prefix>batches`; `metrics_port` 0
     takes a free port, and none means no server. `path`: "direct", or "staged" where sink and state are one PostgreSQL
-    database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given.
+    database; `stage_cost` is the cost of a chunk of rows that goes there to be merged, as `cost` if it is not given;
+    with `append` rows have no key there: each is added, once, and none replaces another.
     `mode` "lanes" keeps the order of time for a sink `call:module:function` or `http(s)://...`; `lane_mode` "stream"
     lets rows wait for others of their time, for `lateness_ms` and `linger_ms` (packing.md 6); a request is tried again
     for `max_send_ms`, and one that is refused is parked, or stops the job (`on_reject`). `lease_store` (`tcp://` with a
@@ -62,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     table: str = "measurements"
     path: Literal["direct", "staged"] = "direct"
     stage_cost: str = ""
+    append: bool = False
     mode: Literal["keyed", "lanes"] = "keyed"
     lane_mode: Literal["stream", "backlog"] = "stream"
     lateness_ms: int = 1_000
@@ -204,9 +201,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return int(self.spark.get("spark.cores.max", each))
 
     @property
+    def is_local(self) -> bool:
+        """Whether all workers are on this host."""
+        return self.master.startswith(("local[", "local-cluster[")) or self.master == "local"
+
+    @property
     def allocates(self) -> bool:
         """Whether executors come and go (dynamic allocation); then there are as many as its upper bound says."""
-        return self.spark.get("spark.dynamicAllocation.enabled", "false").lower() == "true" and not _local(self)
+        return self.spark.get("spark.dynamicAllocation.enabled", "false").lower() == "true" and not self.is_local
 
     @property
     def chunk_rows(self) -> int:
@@ -305,98 +307,3 @@ def load(path: Path, told: Mapping[str, str] = MappingProxyType({})) -> Settings
     with references.hidden(secrets):
         check(found)
     return found
-
-
-def check(found: Settings) -> None:
-    """Raise `ConfigError` for the first field that cannot work."""
-    values.check(found)
-    _dsn("state_dsn", found.state_dsn)
-    if found.mode == "lanes":
-        _lanes(found)
-    elif destinations.known(found.sink):
-        destinations.check(found)
-    else:
-        _dsn("sink", found.sink)
-    if destinations.sent_by_tasks(found):
-        destinations.check_tasks(found, _local(found))
-    learns = destinations.answers(found) or not found.cost_of.learned
-    _require(learns, "cost", "must not be learned(...) for a sink that tells no charge")
-    _require(not (found.stage_cost and found.stage_cost_of.learned), "stage_cost", "must not be learned(...)")
-    destinations.check_keying(found)
-    destinations.check_headers(found)
-    if found.cost_of.call:
-        found.cost_of.function()
-    _leases(found)
-    _require(found.request_rows >= 1, "cost", f"not even one row fits a capacity of {found.request_capacity}")
-    if found.path == "staged":
-        _staged(found)
-    _audit(found)
-    found.backfill.check("backfill", found.subscribed)
-    _options(found)
-
-
-def _leases(found: Settings) -> None:
-    if found.lease_store == EMBEDDED:
-        reached = _local(found) or "spark.driver.host" in found.spark
-        _require(reached, "lease_store", "embedded needs spark.driver.host, an address that executors can reach")
-    elif found.lease_store:
-        values.lease_store(found)
-    if found.lease_store:
-        names = ("spark.cores.max", "spark.dynamicAllocation.maxExecutors")
-        bounded = not (found.shares and found.allocates) or any(name in found.spark for name in names)
-        _require(bounded, "max_share", f"with dynamic allocation needs {' or '.join(names)}, to share it out")
-        lacks = f"is less than a leased partition, worth {found.partition_worth}: give a smaller factor"
-        _require(found.share_units, "max_share", lacks)
-        each = f"for each of {found.tasks_at_once} Python workers at one time {lacks}, or fewer tasks"
-        by_tasks = found.path == "staged" or destinations.sent_by_tasks(found)
-        _require(found.task_units or not by_tasks, "max_share", each)
-        partitions = -(-found.capacity // found.partition_worth)
-        _require(
-            partitions <= MAX_PARTITIONS, "factor", f"makes {partitions} partitions, at most {MAX_PARTITIONS} may be"
-        )
-
-
-def _lanes(found: Settings) -> None:
-    """Packed batches are never split, so a full one must fit (spark-writer.md 5)."""
-    destinations.check_lanes(found)
-    _require(found.path == "direct", "path", "must be direct for the mode lanes")
-    ends = found.available_now and found.lane_mode == "stream"
-    _require(
-        not ends, "available_now", 'needs lane_mode = "backlog": in stream mode rows wait for a clock that goes on'
-    )
-    unknown = "for the mode lanes: a request is never cut, so a full one must be known to fit"
-    _require(not found.cost_of.content, "cost", f"must not be {found.cost_of.content} {unknown}")
-    full = found.cost_of(found.max, found.max * MAX_ROW_BYTES)
-    most = found.request_capacity
-    _require(full <= most, "cost", f"a full batch of {found.max} rows costs up to {full} of {most}")
-
-
-def _audit(found: Settings) -> None:
-    found.audit.check("audit", [found.routed_topic])
-    for name in ("routed", "batches"):
-        topic = getattr(found, f"{name}_topic")
-        _require(_TOPIC.fullmatch(topic), f"audit.{name}", "must be the name of a Kafka topic")
-    found.audit.config  # noqa: B018  raises for a wrong setting of the batcher
-
-
-def _staged(found: Settings) -> None:
-    one = is_postgres(found.sink) and found.state_dsn == found.sink
-    _require(one, "path", "staged needs one PostgreSQL database as sink and state_dsn")
-    merged = "on the staged path: the database merges the rows"
-    _require(not found.cost_of.content, "cost", f"must not be {found.cost_of.content} {merged}")
-    _require(found.chunk_rows >= 1, "stage_cost", f"not even one row fits a capacity of {found.chunk_capacity}")
-    _require(_local(found) or found.lease_store, "master", "must be local on the staged path without a lease_store")
-
-
-def _local(found: Settings) -> bool:
-    """Whether all workers are on this host."""
-    return found.master.startswith(("local[", "local-cluster[")) or found.master == "local"
-
-
-def _options(found: Settings) -> None:
-    kafka_clients.client(found.kafka, found.kafka_options)
-    _require(
-        not found.speculates or found.allow_speculation,
-        "spark.speculation",
-        "must be false, because a twin task spends twice (allow_speculation = true overrides)",
-    )

@@ -27,7 +27,7 @@ from headrace_spark.pacing import Pacing
 from headrace_spark.patience import Patience
 from headrace_spark.plan import Sifted, breaks, corrupt, sift
 from headrace_spark.settings import Settings
-from headrace_spark.sinks.merging import Merge, sweep, tidy
+from headrace_spark.sinks.merging import Append, Merge, sweep, tidy
 from headrace_spark.sinks.port import Batch, Outcome, SinkDown
 from headrace_spark.sinks.staging import TaskReport
 from headrace_spark.transforms.dead_letters import DeadLetter, by_reason
@@ -126,7 +126,8 @@ class StagedWriter:
         at.run("SET LOCAL idle_in_transaction_session_timeout = 0")
         at.run("SET CONSTRAINTS ALL IMMEDIATE")
         settings = self._settings
-        merge = Merge(at, settings.table, batch, settings.cost_of, settings.bounds, self._operation)
+        kind = Append if settings.append else Merge
+        merge = kind(at, settings.table, batch, settings.cost_of, settings.bounds, self._operation)
         attempts = [task.attempt for task in tasks]
         merge.check(attempts, sum(task.rows for task in tasks))
         reports = [one for task in tasks for one in task.reports]
@@ -134,7 +135,7 @@ class StagedWriter:
         sifted = sift(reports, self._ledger.seen_in(at, ids), self._settings.job)
         outcome = Outcome()
         if sifted.ids:
-            outcome = merge.merge(merge.choose(attempts, sifted.ids))
+            outcome = merge.merge(merge.choose(attempts, sifted.fresh))
         self._merged()
         self._refuse_to_drain(batch, len(merge.guilty), sum(one.staged for one in sifted.fresh))
         letters = [*sifted.letters, *guilty.letters(merge.guilty, fetch, settings)]

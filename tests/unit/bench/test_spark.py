@@ -13,8 +13,9 @@ from bench.spark.input import BYTES, MEASUREMENTS, document
 from bench.spark.process import Run, Servers, per_trigger
 from bench.spark.rivals import rows_of
 from headrace_spark import offsets
+from headrace_spark.checks import check
 from headrace_spark.lanes import pack
-from headrace_spark.settings import Settings, check
+from headrace_spark.settings import Settings
 from headrace_spark.transforms.decode import decode
 from headrace_spark.transforms.records import Record, report
 from tests.unit.spark.fakes import job

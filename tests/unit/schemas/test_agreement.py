@@ -19,7 +19,8 @@ from headrace_core.registration.routes import problem
 from headrace_core.registration.stage import read_request
 from headrace_schemas import examples, schema, validator, validator_of
 from headrace_schemas.headers import shared
-from headrace_spark.settings import Settings, check
+from headrace_spark.checks import check
+from headrace_spark.settings import Settings
 from headrace_spark.transforms.decode import Rejected, decode
 from headrace_spark.transforms.measurements import measurements
 

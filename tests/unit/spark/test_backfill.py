@@ -13,12 +13,13 @@ from headrace_core.capacity.memory_store import MemoryStore
 from headrace_core.errors import ConfigError
 from headrace_spark import capacity
 from headrace_spark.backfill import Backfill, Cut, Cuts
+from headrace_spark.checks import check
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.jobs import backfill
 from headrace_spark.jobs.backfill import own_settings
 from headrace_spark.ranges import Span
-from headrace_spark.settings import Settings, check
+from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch
 from tests.unit.spark.fakes import job
 

@@ -12,6 +12,7 @@ import pytest
 
 from headrace_core.errors import ConfigError
 from headrace_spark import capacity
+from headrace_spark.checks import check
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
 from headrace_spark.jobs import couriers
@@ -21,7 +22,7 @@ from headrace_spark.lanes import LaneSender
 from headrace_spark.ledger import Ledger
 from headrace_spark.patience import Patience
 from headrace_spark.sending import Carrier
-from headrace_spark.settings import Settings, check
+from headrace_spark.settings import Settings
 from headrace_spark.sinks.callables import CallableSink, Context, Result
 from headrace_spark.sinks.port import Batch
 from headrace_spark.transforms.records import Record, Report, report

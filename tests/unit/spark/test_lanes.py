@@ -11,6 +11,7 @@ import pytest
 
 from headrace_core.errors import ConfigError
 from headrace_schemas import validator
+from headrace_spark.checks import check
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput, Rejection
@@ -19,7 +20,7 @@ from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import OutboxDown
 from headrace_spark.patience import Patience
 from headrace_spark.sending import Carrier
-from headrace_spark.settings import Settings, check
+from headrace_spark.settings import Settings
 from headrace_spark.sinks.callables import BadAnswer, CallableSink, Context, Result, WriteResult
 from headrace_spark.sinks.port import Batch, SinkDown
 from headrace_spark.transforms.records import Record, Report, report

@@ -21,6 +21,7 @@ import structlog
 from headrace_core.errors import ConfigError
 from headrace_spark import exits, kafka_clients, offsets
 from headrace_spark.backfill import Cut, Cuts
+from headrace_spark.checks import check
 from headrace_spark.counts import Counts
 from headrace_spark.database import Database
 from headrace_spark.jobs.paths import Way, way
@@ -33,8 +34,9 @@ from headrace_spark.metrics import MetricsServer, Progress
 from headrace_spark.outbox import KafkaOutbox
 from headrace_spark.patience import Patience
 from headrace_spark.ranges import Span, chunks
-from headrace_spark.settings import EMBEDDED, Settings, check
+from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch
+from headrace_spark.values import EMBEDDED
 
 CHUNK_MS: Final = 20_000
 """A chunk is what the capacity takes in so long: the least that is advised for a micro-batch bound by it."""

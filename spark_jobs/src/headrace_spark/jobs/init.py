@@ -63,6 +63,7 @@ capacity = 500                        # units a second, never more in any second
 cost = "per_row(1)"                   # per_row(n), per_request(n), per_kib(n), column(1 + length(metric) // 64),
                                       # call(module:function), or a sum of them
 # stage_cost = "per_row(1)"           # of a staged chunk; as cost if absent
+# append = false                      # true, on the staged path: the table has no key, each row is added, once
 expected_cost_per_record = 10.0       # until the ledger knows better
 # max = 500                           # most rows of a request
 # max_bytes = 4194304                 # most bytes of their values

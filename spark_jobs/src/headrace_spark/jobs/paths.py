@@ -100,7 +100,7 @@ class Staged:
         self._pacing = capacity.in_every_process(settings)
         self.pacer = Watched(self._pacing())
         self._run = uuid.uuid4().hex
-        self._sink = PostgresSink(settings.sink, settings.table)
+        self._sink = PostgresSink(settings.sink, settings.table, append=settings.append)
         self._database, self._advanced = Database(settings.sink), advanced
         self._writer = StagedWriter(
             settings, ledger, outbox, self.pacer, patience,

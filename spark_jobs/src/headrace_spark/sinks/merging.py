@@ -5,11 +5,14 @@ the order of the keys. A slice is a range of numbers, so a range of keys; slices
 merge the same keys lock them in the same order. A slice that a constraint refuses is undone to its savepoint and cut in
 halves, until the guilty rows stand alone. Behind a guilty row there may be an older one of its key that is valid: it
 takes the number then and is merged in its place, as if the two had come one after the other.
+
+Rows without a key (`Append`) are numbered as they stand in the log and inserted, each; of a document that is staged
+twice only those from its first place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import psycopg
@@ -19,6 +22,7 @@ from headrace_spark.guilty import Guilty
 from headrace_spark.sinks.port import Batch, Outcome
 from headrace_spark.sinks.staging import StagingLost, staging_name
 from headrace_spark.transforms.costs import Cost
+from headrace_spark.transforms.records import Report
 from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
 
 _WINNERS: Final = """
@@ -40,6 +44,16 @@ UPDATE hr_merge AS m SET value = w.value, boolean = w.boolean, closed_at = w.clo
     AND (s.closed_at, s.batch) < (k.closed_at, k.batch)
   ORDER BY s.closed_at DESC, s.batch DESC, s.topic, s.kafka_partition, s.kafka_offset LIMIT 1) AS w
 WHERE m.n = w.n"""
+_ALL: Final = """
+CREATE TEMPORARY TABLE hr_merge ON COMMIT DROP AS
+SELECT row_number() OVER (ORDER BY topic, kafka_partition, kafka_offset, time_ms, metric, value) AS n,
+  source, metric, time_ms, value, boolean, closed_at, batch
+FROM {staging} JOIN unnest(?::text[], ?::integer[], ?::bigint[]) AS fresh(topic, kafka_partition, kafka_offset)
+  USING (topic, kafka_partition, kafka_offset)
+WHERE query_id = ? AND batch_id = ? AND attempt = ANY(?)"""
+_APPEND: Final = """
+INSERT INTO {table} (source, metric, time_ms, value, boolean, closed_at, batch)
+SELECT source, metric, time_ms, value, boolean, closed_at, batch FROM hr_merge WHERE n BETWEEN ? AND ? ORDER BY n"""
 _MEMORY: Final = "SET LOCAL work_mem = '64MB'"
 """For one sort of a micro-batch's rows, of which a million need a file all the same."""
 _MERGE: Final = """
@@ -88,14 +102,18 @@ class Merge:
                 f"micro-batch {self._batch.batch_id}: {found} rows are staged, but the tasks reported {rows}"
             )
 
-    def choose(self, attempts: Sequence[str], documents: Collection[str]) -> int:
-        """Number the rows to merge, only those of these documents; returns how many there are."""
-        self._attempts, self._documents = list(attempts), sorted(documents)
-        key = (self._batch.query_id, self._batch.batch_id, self._attempts, self._documents)
+    def choose(self, attempts: Sequence[str], fresh: Sequence[Report]) -> int:
+        """Number the rows to merge, only those of these records; returns how many there are."""
+        self._attempts = list(attempts)
+        self._documents = sorted(one.taken.id for one in fresh if one.taken is not None)
         self._at.run(_MEMORY)
-        total = self._at.run(_WINNERS.format(staging=self._staging), key)
+        total = self._number(fresh)
         self._at.run("CREATE UNIQUE INDEX ON hr_merge (n)")
         return total
+
+    def _number(self, _: Sequence[Report]) -> int:
+        key = (self._batch.query_id, self._batch.batch_id, self._attempts, self._documents)
+        return self._at.run(_WINNERS.format(staging=self._staging), key)
 
     def merge(self, total: int) -> Outcome:
         """Merge rows 1 to `total` in slices; rows that the store refuses are in `guilty` then."""
@@ -168,6 +186,24 @@ class Merge:
         topic, partition, offset, metric, time_ms = self._at.rows(_PLACE.format(staging=self._staging), key)[0]
         says = error.diag.message_primary or str(error)
         return Guilty((topic, partition, offset), metric, time_ms, says)
+
+
+class Append(Merge):
+    """For a table without a key: each row is inserted."""
+
+    def _number(self, fresh: Sequence[Report]) -> int:
+        places = [list(column) for column in zip(*(one.place for one in fresh), strict=True)]
+        key = (*places, self._batch.query_id, self._batch.batch_id, self._attempts)
+        return self._at.run(_ALL.format(staging=self._staging), key)
+
+    def _older(self, _: int) -> bool:
+        """Every row goes out by itself."""
+        return False
+
+    def _upsert(self, low: int, high: int) -> Outcome:
+        self.slices += 1
+        inserted = self._at.run(_APPEND.format(table=self._table), (low, high))
+        return Outcome(inserted, 0, high - low + 1 - inserted)
 
 
 def tidy(database: Database, table: str) -> None:

@@ -38,8 +38,9 @@ CREATE TABLE IF NOT EXISTS hr_request (
 _TABLE: Final = sql.SQL("""
 CREATE TABLE IF NOT EXISTS {table} (
   source text COLLATE "C" NOT NULL, metric text COLLATE "C" NOT NULL, time_ms bigint NOT NULL,
-  value double precision NOT NULL, boolean boolean NOT NULL, closed_at bigint NOT NULL, batch text COLLATE "C" NOT NULL,
-  PRIMARY KEY (source, metric, time_ms))""")
+  value double precision NOT NULL, boolean boolean NOT NULL, closed_at bigint NOT NULL,
+  batch text COLLATE "C" NOT NULL{key})""")
+_KEY: Final = sql.SQL(", PRIMARY KEY (source, metric, time_ms)")
 _ENTER: Final = (
     "INSERT INTO hr_request SELECT %s, %s, %s, 0, 0, 0"
     " FROM (SELECT set_config('synchronous_commit', 'off', true)) AS hasty ON CONFLICT DO NOTHING"
@@ -102,12 +103,14 @@ class Trial:
 
 
 class PostgresSink:
-    """Implements `Sink`. `dsn` is a connection URL; `table` holds the measurements."""
+    """Implements `Sink`. `dsn` is a connection URL; `table` holds the measurements, and is made without a key if rows
+    are appended (`append`)."""
 
-    def __init__(self, dsn: str, table: str = "measurements") -> None:
+    def __init__(self, dsn: str, table: str = "measurements", *, append: bool = False) -> None:
         self._dsn = dsn
         self._name = table
         self._table = sql.Identifier(table)
+        self._key = sql.SQL("") if append else _KEY
         self._trial = Trial()
         self._copies: bool | None = None
         self._open: _Connection | None = None
@@ -115,7 +118,7 @@ class PostgresSink:
     def prepare(self) -> None:
         with self._transaction() as db:
             db.execute(PREPARING)
-            db.execute(_TABLE.format(table=self._table))
+            db.execute(_TABLE.format(table=self._table, key=self._key))
             db.execute(_OUTCOMES)
 
     def outcomes(self, batch: Batch) -> dict[str, Outcome]:
