@@ -33,7 +33,7 @@ format: setup ## rewrite the code in the project's format
 
 .PHONY: test
 test: system setup ## set everything up and pass the tests, two files at a time
-	$(RUN) pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .PHONY: soak
 soak: system setup ## the long runs: 1,000,000 steps of each simulation, never over with up to 8 processes, all marked soak

@@ -78,6 +78,7 @@ WRONG: dict[str, list[Any]] = {
     "factor": [-1, {"factor": 1, "capacity": 100_000, "lease_store": "redis://h:1"}],
     "trigger_ms": [0, FAR],
     "available_now": [{**LANES, "available_now": True}],
+    "append": [True],
     "min_offsets_per_trigger": [-1, FAR],
     "max_trigger_delay_ms": [-1, FAR],
     "metrics_port": [-1, 65536],
