@@ -157,6 +157,9 @@ def test_replies_that_a_worker_took_with_it_are_sent_by_the_next_one_without_any
     assert told == {"waiting": 0, "available": 1, "processing": 1, "parked": 0}
     names = ("created", "released", "granted", "moved")
     assert [worker.metric(rf'headrace_stage{{name="{name}",.*timeline.jobs"}}') for name in names] == [2, 1, 2, 0]
+    assert worker.metric("headrace_timeline_lateness_seconds_count") == 2
+    assert worker.metric("headrace_timeline_deliveries_count") == 0
+    assert abs(worker.metric("headrace_timeline_furthest_timestamp_seconds") - time.time()) < 600
     assert worker.terminate() == 0
 
 

@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -122,6 +122,7 @@ class Auditor:
     highest: dict[str, int] = field(default_factory=dict)
     first: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     checked: dict[str, int] = field(default_factory=dict)
+    late_ms: list[int] = field(default_factory=list)
 
     def note(self, what: str) -> None:
         self.checked[what] = self.checked.get(what, 0) + 1
@@ -135,6 +136,7 @@ class Auditor:
         assert not self.active(id_, now), f"{id_} is granted twice"
         assert lease["due_at"] <= now < lease["expires_at"]
         assert lease["version"] > self.highest.get(id_, 0)
+        self.late_ms.append(now - lease["due_at"])
         self.highest[id_] = lease["version"]
         self.holders[id_] = (consumer, lease["expires_at"], lease["version"])
         self.note("grant")
@@ -249,6 +251,17 @@ def test_crashes_change_neither_outputs_nor_state(seed: int) -> None:
     assert gauges["in"] == sum(n for name, n in gauges.items() if name in whole or name.startswith("refused."))
     assert gauges["granted"] == auditor.checked["grant"]
     assert gauges["index_repairs"] == 0
+    found = stage.histograms(plain)
+    assert found["lateness_ms"].counts == by_bucket(auditor.late_ms, found["lateness_ms"].edges)
+    assert found["lateness_ms"].total == sum(auditor.late_ms)
+    assert sum(found["deliveries"].counts) == gauges["completed"] + gauges["parked_total"]
+    assert found["deliveries"].total <= gauges["granted"]
+
+
+def by_bucket(values: list[int], edges: tuple[int, ...]) -> tuple[int, ...]:
+    """How many are in which bucket, each of which includes its upper edge."""
+    below = [sum(value <= edge for value in values) for edge in edges] + [len(values)]
+    return tuple(more - less for less, more in pairwise([0, *below]))
 
 
 def buffer_log(seed: int, count: int) -> Iterator[Record]:

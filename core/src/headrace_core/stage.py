@@ -117,6 +117,9 @@ class HasOldest(Protocol):
     def oldest(self, state: State) -> int | None:
         """Log time (ms) from which the first message that is not done may be asked for; None: there is none."""
 
+    def furthest(self, state: State) -> int | None:
+        """Log time (ms) of the last one, to the minute; None: there is none."""
+
 
 @runtime_checkable
 class HasStatuses(Protocol):
@@ -124,6 +127,23 @@ class HasStatuses(Protocol):
 
     def statuses(self, state: State, at_ms: int) -> Mapping[str, int]:
         """How many messages have which status at `at_ms` (UTC ms); bounded, however many there are."""
+
+
+class Histogram(NamedTuple):
+    """Observations by bucket: `edges` are upper bounds, and included; `counts` has one more, of what is above them."""
+
+    edges: tuple[int, ...]
+    counts: tuple[int, ...]
+    total: int
+    """Sum of the values."""
+
+
+@runtime_checkable
+class HasHistograms(Protocol):
+    """A stage that counts values by bucket."""
+
+    def histograms(self, state: State) -> Mapping[str, Histogram]:
+        """By name (`lateness_ms`), read from the state. O(number of buckets)."""
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from headrace_core.state import State
 from headrace_core.timeline import keys
 from headrace_core.timeline.context import Context
 from headrace_core.timeline.due import buckets_of
@@ -73,6 +74,20 @@ def cells(context: Context, slots: Slots) -> Iterator[tuple[int, int, int]]:
                 yield minute, *read_slot(raw_minute)
             else:
                 yield from _entries(context, max(minute, slots.low), min(minute + keys.MINUTE_MS, slots.high))
+
+
+def furthest(state: State) -> int | None:
+    """The minute (UTC ms of its beginning) of the last message that is not parked; None: there is none. O(days +
+    minutes of a day)."""
+    found = None
+    for day_key, raw in state.scan(keys.day_key(0), keys.day_key(MAX_MS // keys.DAY_MS + 1)):
+        if read_slot(raw)[0]:
+            found = int.from_bytes(day_key[2:])
+    if found is None:
+        return None
+    first = found * keys.DAY_MS // keys.MINUTE_MS
+    minutes = state.scan(keys.minute_key(first), keys.minute_key(first + keys.DAY_MS // keys.MINUTE_MS))
+    return max(int.from_bytes(key[2:]) * keys.MINUTE_MS for key, raw in minutes if read_slot(raw)[0])
 
 
 def _entries(context: Context, start: int, end: int) -> Iterator[tuple[int, int, int]]:

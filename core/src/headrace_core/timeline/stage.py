@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import msgspec
 
-from headrace_core.stage import Emission, Headers, Record
+from headrace_core.stage import Emission, Headers, Histogram, Record
 from headrace_core.state import State
 from headrace_core.timeline import keys, wire
 from headrace_core.timeline.buffer import Emitted
@@ -25,6 +25,8 @@ from headrace_core.timeline.context import Answer, Context
 from headrace_core.timeline.due import next_timestamp
 from headrace_core.timeline.engine import CHANGES, READS, Engine, Outcome
 from headrace_core.timeline.events import events
+from headrace_core.timeline.histograms import PREFIX, histograms, observed
+from headrace_core.timeline.load import furthest
 from headrace_core.timeline.polls import Parked, Served, with_bodies
 from headrace_core.timeline.refusals import Refused, bad_request
 from headrace_core.timeline.settings import Settings
@@ -140,6 +142,14 @@ class TimelineStage:
         """See headrace_core.stage.HasStatuses (timeline.md 4, 19)."""
         return by_status(self._seen(state), at_ms)
 
+    def furthest(self, state: State) -> int | None:
+        """See headrace_core.stage.HasOldest."""
+        return furthest(state)
+
+    def histograms(self, state: State) -> Mapping[str, Histogram]:
+        """See headrace_core.stage.HasHistograms (timeline.md 19)."""
+        return histograms(state)
+
     def degraded(self, state: State) -> bool:
         """See headrace_core.stage.JudgesClocks (timeline.md 12.3)."""
         return Store(state, {}).clock.degraded
@@ -168,7 +178,11 @@ class TimelineStage:
         """Counters and gauges by name."""
         clock = Store(state, {}).clock
         found = dict.fromkeys((*ALWAYS, *DONE.values()), 0)
-        found |= {key[1:].decode(): int.from_bytes(raw) for key, raw in state.scan(b"n", b"n" + keys.END)}
+        found |= {
+            key[1:].decode(): int.from_bytes(raw)
+            for key, raw in state.scan(b"n", b"n" + keys.END)
+            if not key.startswith(PREFIX)
+        }
         return found | {
             "clock": clock.now_ms,
             "degraded": int(clock.degraded),
@@ -225,6 +239,8 @@ def _count(counters: Counters, op: str, outcome: Outcome) -> None:
     now_ms = outcome.answer["now"]
     if expired := sum(_expired(change, now_ms) for change in (*outcome.due, *outcome.own)):
         counters.add("expired", expired)
+    for name, by in observed((*outcome.due, *outcome.own), now_ms).items():
+        counters.add(name, by)
 
 
 def _expired(change: Change, now_ms: int) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace_core.stage import CountsRoots, HasAges, HasOldest, HasStatuses
+from headrace_core.stage import CountsRoots, HasAges, HasHistograms, HasOldest, HasStatuses, Histogram
 from headrace_streams.watchdog import Watchdog
 from headrace_streams.worker import Worker
 
@@ -33,10 +34,27 @@ class StageCollector(Collector):
         yield stage
         yield from self._places()
         yield from self._waiting()
+        yield from self._histograms()
         ticks = CounterMetricFamily("headrace_ticks_written", "ticks written to raw", labels=["partition"])
         for partition, count in self._ticks.items():
             ticks.add_metric([str(partition)], count)
         yield ticks
+
+    def _histograms(self) -> Iterator[Metric]:
+        late = HistogramMetricFamily(
+            "headrace_timeline_lateness_seconds", "from when a message could be granted until it was, by the log",
+            labels=["stage", "partition"],
+        )  # fmt: skip
+        deliveries = HistogramMetricFamily(
+            "headrace_timeline_deliveries", "deliveries of a message that ended", labels=["stage", "partition"]
+        )
+        for runner in list(self._worker.runners.values()):
+            if not runner.ready or runner.reads is None or not isinstance(runner.stage, HasHistograms):
+                continue
+            found, labels = runner.stage.histograms(runner.reads), [runner.spec.name, str(runner.partition)]
+            late.add_metric(labels, *_buckets(found["lateness_ms"], 1000))
+            deliveries.add_metric(labels, *_buckets(found["deliveries"], 1))
+        yield from (late, deliveries)
 
     def _places(self) -> Iterator[Metric]:
         lag = GaugeMetricFamily(f"{PREFIX}_lag", "records not applied yet", labels=["stage", "partition"])
@@ -61,6 +79,10 @@ class StageCollector(Collector):
             "headrace_timeline_overdue_seconds", "how long the oldest message is due and not leased, by our clock",
             labels=["stage", "partition"],
         )  # fmt: skip
+        furthest = GaugeMetricFamily(
+            "headrace_timeline_furthest_timestamp_seconds", "Unix time of the last message, to the minute",
+            labels=["stage", "partition"],
+        )  # fmt: skip
         messages = GaugeMetricFamily(
             "headrace_timeline_messages", "messages by status, by our clock", labels=["stage", "partition", "status"]
         )
@@ -73,6 +95,8 @@ class StageCollector(Collector):
             overdue.add_metric(labels, _since_s(stage.next_due(state)))
             if isinstance(runner.stage, HasOldest):
                 unasked.add_metric(labels, _since_s(runner.stage.oldest(state)))
+                if (last_ms := runner.stage.furthest(state)) is not None:
+                    furthest.add_metric(labels, last_ms / 1000)
             if isinstance(runner.stage, HasStatuses):
                 for status, count in runner.stage.statuses(state, time.time_ns() // 1_000_000).items():
                     messages.add_metric([*labels, status], count)
@@ -82,7 +106,13 @@ class StageCollector(Collector):
             if isinstance(stage, CountsRoots):
                 for root, gauge, value in stage.root_gauges(state):
                     roots.add_metric([name, root, gauge], value)
-        yield from (ages, overdue, unasked, messages, roots)
+        yield from (ages, overdue, unasked, furthest, messages, roots)
+
+
+def _buckets(found: Histogram, unit: int) -> tuple[list[tuple[str, float]], float]:
+    """Cumulative, as Prometheus has them, and the sum."""
+    names = [str(edge / unit) for edge in found.edges] + ["+Inf"]
+    return list(zip(names, map(float, accumulate(found.counts)), strict=True)), found.total / unit
 
 
 def _since_s(due_ms: int | None) -> float:
