@@ -191,14 +191,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def tasks_at_once(self) -> int:
-        """As many Python workers may send at one time, as far as the job file tells."""
+        """As many Python workers may send at one time, as far as the job file tells: one for each `spark.task.cpus`
+        cores of an executor."""
+        cpus = int(self.spark.get("spark.task.cpus", "1"))
         inside = re.match(r"local(?:-cluster)?\[(\d+|\*)(?:,(\d+))?", self.master)
         if inside:
             cores = os.cpu_count() or 1 if inside[1] == "*" else int(inside[1])
-            return cores * int(inside[2] or 1) if self.master.startswith("local-cluster") else cores
+            if self.master.startswith("local-cluster"):
+                return cores * max(1, int(inside[2] or 1) // cpus)
+            return max(1, cores // cpus)
         executors = "dynamicAllocation.maxExecutors" if self.allocates else "executor.instances"
-        each = int(self.spark.get("spark.executor.cores", "1")) * int(self.spark.get(f"spark.{executors}", "1"))
-        return int(self.spark.get("spark.cores.max", each))
+        each = max(1, int(self.spark.get("spark.executor.cores", "1")) // cpus)
+        most = int(self.spark.get("spark.cores.max", "0")) // cpus
+        return most or each * int(self.spark.get(f"spark.{executors}", "1"))
 
     @property
     def is_local(self) -> bool:

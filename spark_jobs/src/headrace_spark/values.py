@@ -40,7 +40,7 @@ _AT_LEAST_0: Final = (
 )  # fmt: skip
 _WHOLE: Final = (
     "spark.cores.max", "spark.dynamicAllocation.maxExecutors", "spark.executor.cores", "spark.executor.instances",
-    "spark.task.maxFailures",
+    "spark.task.cpus", "spark.task.maxFailures",
 )  # fmt: skip
 
 

@@ -92,7 +92,7 @@ WRONG: dict[str, list[Any]] = {
     "master": ["", "nowhere", "local[", "local[two]", "local-cluster[2]", {**STAGED, "master": "spark://h:7077"}],
     "spark": [
         {"spark.speculation": "true"}, {"spark.cores.max": "many"}, {"spark.executor.cores": "0"},
-        {"spark.task.maxFailures": "-1"}, {"spark.dynamicAllocation.maxExecutors": "0"},
+        {"spark.task.maxFailures": "-1"}, {"spark.task.cpus": "two"}, {"spark.dynamicAllocation.maxExecutors": "0"},
         {"spark.python.worker.reuse": "false"}, {"spark.x": "${env:PATH}"},
     ],
     "kafka_options": [{"group.id": "mine"}, {"no.such.option": "1"}, {"kafka.isolation.level": "read_uncommitted"}],

@@ -209,11 +209,21 @@ def test_the_presets_of_a_job_are_those_of_the_spec() -> None:
         ({"executor.cores": "4", "executor.instances": "3", "dynamicAllocation.maxExecutors": "5"}, 12),
         ({"executor.cores": "4", "dynamicAllocation.enabled": "TRUE", "dynamicAllocation.maxExecutors": "5"}, 20),
         ({"executor.cores": "4", "dynamicAllocation.enabled": "true", "cores.max": "8"}, 8),
+        ({"executor.cores": "5", "executor.instances": "3", "task.cpus": "2"}, 6),
+        ({"executor.cores": "1", "task.cpus": "2"}, 1),
+        ({"cores.max": "8", "task.cpus": "2"}, 4),
     ],
 )
 def test_executors_that_come_and_go_count_by_their_upper_bound(spark: dict[str, str], workers: int) -> None:
     found = job(master="yarn", spark={f"spark.{name}": value for name, value in spark.items()})
     assert found.tasks_at_once == workers
+
+
+@pytest.mark.parametrize(
+    ("master", "cpus", "workers"), [("local[4]", "2", 2), ("local[1]", "2", 1), ("local-cluster[3,4,1024]", "2", 6)]
+)
+def test_a_task_that_takes_several_cores_is_one_worker(master: str, cpus: str, workers: int) -> None:
+    assert job(master=master, spark={"spark.task.cpus": cpus}).tasks_at_once == workers
 
 
 def test_a_share_over_executors_without_a_bound_is_refused() -> None:
