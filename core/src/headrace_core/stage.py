@@ -112,7 +112,8 @@ class JudgesClocks(Protocol):
 
 @runtime_checkable
 class HasOldest(Protocol):
-    """A stage whose messages wait for somebody to ask for them; nothing in the log tells that nobody does."""
+    """A stage whose messages wait for somebody to ask for them; nothing in the log tells that nobody does. It knows
+    where the first and the last of them stand."""
 
     def oldest(self, state: State) -> int | None:
         """Log time (ms) from which the first message that is not done may be asked for; None: there is none."""

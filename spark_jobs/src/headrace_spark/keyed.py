@@ -24,17 +24,19 @@ from headrace_spark.faults import NO_FAULTS, Faults
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.patience import Patience
-from headrace_spark.plan import Plan, breaks, corrupt, headers, plan, stand_in
+from headrace_spark.plan import Plan, breaks, corrupt, headers, older, plan
 from headrace_spark.sending import Carried, Courier, Packed
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch, Outcome
 from headrace_spark.transforms.dead_letters import DeadLetter, by_reason, letter
 from headrace_spark.transforms.records import Place, Record, Report, elements, origin, returned
 from headrace_spark.transforms.retries import Delayed, delayed
-from headrace_spark.transforms.rows import Headers, Request, Row, requests, with_headers
+from headrace_spark.transforms.rows import Headers, Request, Row, highest, requests, with_headers
 
 Fetch = Callable[[Sequence[Place]], Sequence[Record]]
 _decode = msgspec.json.Decoder(Ended).decode
+WAVES = 8
+"""Rows of one key that are sent one after the other in a micro-batch, for each is a stage of tasks."""
 
 
 class Exhausted(HeadraceError):
@@ -116,9 +118,9 @@ class KeyedWriter:
         seen = keep(lambda: self._ledger.seen(ids))
         settings = self._settings
         planned = plan(reports, seen, settings.job, settings.cost_of, settings.bounds, settings.keying)
-        ended = self._ended(batch, planned, headers(reports))
+        ended, behind = self._ended(batch, planned, headers(reports))
         self._faults.passed("sent", batch.batch_id)
-        left = [one for request, end in ended for one in _left(request, end)]
+        left = [*(one for request, end in ended for one in _left(request, end)), *behind]
         letters, records, late = self._told(left, reports, fetch)
         letters = [*planned.letters, *letters]
         if letters:
@@ -132,21 +134,34 @@ class KeyedWriter:
         keep(lambda: self._ledger.commit(batch, counts, planned.ids - late, self._now_ms()))
         return counts
 
-    def _ended(self, batch: Batch, planned: Plan, known: Headers) -> list[tuple[Request, Ended]]:
-        """What became of all requests; an older row goes out in the place of one of its key that is rejected."""
-        settings, counts = self._settings, planned.counts
-        wave, ended = planned.requests, list[tuple[Request, Ended]]()
-        while wave:
+    def _ended(self, batch: Batch, planned: Plan, known: Headers) -> tuple[list[tuple[Request, Ended]], list[_Left]]:
+        """What became of all requests, and of the rows behind those that were not written. Of a key whose newest row
+        is rejected the next one goes out, `WAVES` times at most; what is behind a late row is late with it, as that one
+        may be rejected when it comes back."""
+        settings, keying, counts = self._settings, self._settings.keying, planned.counts
+        wave, behind, ended, left = planned.requests, planned.behind, list[tuple[Request, Ended]](), list[_Left]()
+        for turn in range(WAVES if wave else 0):
+            if turn:
+                going = highest(behind, keying)
+                cut = requests(going, settings.cost_of.of, settings.bounds)
+                wave, gone = [with_headers(one, known) for one in cut], set(map(id, going))
+                behind = [row for row in behind if id(row) not in gone]
+                counts.requests += len(wave)
+                counts.repeats -= len(going)
             answered = self._send(batch, wave)
+            if not turn:
+                self._refuse_to_drain(batch, answered)
             ended += answered
-            self._refuse_to_drain(batch, ended)
+            late = [request.rows[index] for request, end in answered for index in end.late]
+            left += [_Left(row, "", "a newer row of its key was not taken") for row in older(late, behind, keying)]
             refused = [request.rows[index] for request, end in answered for index in end.rejected]
-            older = stand_in(refused, planned.behind, settings.keying)
-            cut = requests(older, settings.cost_of.of, settings.bounds)
-            wave = [with_headers(one, known) for one in cut]
-            counts.requests += len(wave)
-            counts.repeats -= len(older)
-        return ended
+            behind = older(refused, behind, keying)
+            if not behind:
+                break
+        unsent = f"not sent: {WAVES} newer rows of its key were rejected"
+        left += [_Left(row, "sink_rejected", unsent) for row in behind]
+        counts.repeats -= len(left)
+        return ended, left
 
     def _send(self, batch: Batch, wave: Sequence[Request]) -> list[tuple[Request, Ended]]:
         """What became of each request; what is recorded does not go out again."""

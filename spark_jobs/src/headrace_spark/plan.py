@@ -86,11 +86,10 @@ def plan(
     return Plan(cut, sifted.letters, sifted.ids, counts, behind)
 
 
-def stand_in(refused: Iterable[Row], behind: Iterable[Row], keying: Keying) -> list[Row]:
-    """Of each key of which a row is refused, the newest of the older rows behind it."""
-    limits = {keying.id(row): keying.version(row) for row in refused}
-    older = [row for row in behind if (limit := limits.get(keying.id(row))) and keying.version(row) < limit]
-    return highest(older, keying)
+def older(than: Iterable[Row], behind: Iterable[Row], keying: Keying) -> list[Row]:
+    """Of the rows behind, those of the keys of `than` that are not newer than these."""
+    limits = {keying.id(row): keying.version(row) for row in than}
+    return [row for row in behind if (limit := limits.get(keying.id(row))) and keying.version(row) <= limit]
 
 
 def headers(fresh: Iterable[Report]) -> Headers:

@@ -201,9 +201,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 return cores * max(1, int(inside[2] or 1) // cpus)
             return max(1, cores // cpus)
         executors = "dynamicAllocation.maxExecutors" if self.allocates else "executor.instances"
+        if "spark.cores.max" in self.spark:
+            return max(1, int(self.spark["spark.cores.max"]) // cpus)
         each = max(1, int(self.spark.get("spark.executor.cores", "1")) // cpus)
-        most = int(self.spark.get("spark.cores.max", "0")) // cpus
-        return most or each * int(self.spark.get(f"spark.{executors}", "1"))
+        return each * int(self.spark.get(f"spark.{executors}", "1"))
 
     @property
     def is_local(self) -> bool:

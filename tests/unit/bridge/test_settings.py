@@ -122,8 +122,12 @@ def test_kafka_s_security_becomes_options_of_its_clients(tmp_path: Path) -> None
         (tmp_path / name).write_text("secret\n")
     plain = BridgeSettings(kafka="h:1", kafka_options={"ssl.endpoint.identification.algorithm": "none"})
     assert kafka_base(plain) == {
-        "client.id": "headrace-bridge", "bootstrap.servers": "h:1", "ssl.endpoint.identification.algorithm": "none"
+        "client.id": "headrace-bridge", "bootstrap.servers": "h:1", "ssl.endpoint.identification.algorithm": "none",
+        "reconnect.backoff.max.ms": "2000",
     }  # fmt: skip
+    slow = kafka_base(BridgeSettings(kafka="h:1", kafka_options={"reconnect.backoff.ms": "5000"}))
+    assert "reconnect.backoff.max.ms" not in slow, "2000 would be less"
+    assert Topics(slow)
     both = BridgeSettings(
         kafka_tls=True, kafka_tls_ca_file=tmp_path / "ca", kafka_sasl="SCRAM-SHA-512", kafka_user="u",
         kafka_password_file=tmp_path / "password",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from headrace_core.errors import ConfigError
 from headrace_schemas import validator
 from headrace_spark.database import Database
 from headrace_spark.exits import CorruptInput
-from headrace_spark.keyed import Exhausted
+from headrace_spark.keyed import WAVES, Exhausted
 from headrace_spark.outbox import OutboxDown
 from headrace_spark.sinks.answers import Answer, Verdict
 from headrace_spark.sinks.port import Batch, SinkDown
@@ -394,6 +395,36 @@ def test_the_older_row_is_that_of_the_configured_key_and_version(bench: Bench) -
     bench.ledger = type(bench.ledger)(Database(f"sqlite://{bench.folder}/other.db"), "w")
     bench.ledger.prepare()
     check(bench.write(0, found, key=["source", "metric"], version="closed_at"))
-    assert [row.value for _, rows in bench.store.calls for row in rows] == [4.0, 3.0, 1.0], (
-        "2 is as new as 1, not older"
+    assert [row.value for _, rows in bench.store.calls for row in rows] == [4.0, 3.0, 1.0, 2.0], "2 is as new as 1"
+
+
+def test_one_bad_key_of_many_values_stops_neither_the_job_nor_takes_a_wave_for_each(bench: Bench) -> None:
+    good = [member(1, 1, f"m{n}") for n in range(110)]
+    found = [record(0, document(1, good))]
+    found += [record(n, document(n + 1, [member(n, 500 + n, "bad")])) for n in range(1, 201)]
+    bench.store.always = say("rejected", "bad")
+    counts = bench.write(0, found, key=["source", "metric"], max=500)
+    check(counts)
+    assert [len(rows) for _, rows in bench.store.calls] == [111, *[1] * (WAVES - 1)]
+    assert (counts.inserted, counts.rows_refused, counts.dead_letters) == (110, 200, {"sink_rejected": 200})
+    details = Counter(json.loads(one.value)["detail"] for one in bench.outbox.letters)
+    assert details == {
+        "bad: told to": WAVES,
+        f"bad: not sent: {WAVES} newer rows of its key were rejected": 200 - WAVES,
+    }
+
+
+def test_a_row_behind_one_that_is_late_and_then_rejected_is_written(bench: Bench) -> None:
+    found = [record(n, document(n + 1, [member(1, n, "a")], closed_at=n)) for n in range(1, 4)]
+    bench.store.script += [say("refused")] * 3
+    counts = bench.write(0, found)
+    check(counts)
+    assert (counts.rows_postponed, counts.records_postponed, bench.store.rows) == (3, 3, {})
+    bench.store.always = lambda store, rows: Answer(
+        [Verdict("rejected") if row.value > 2 else store.take(row) for row in rows]
     )
+    again = bench.write(1, back(bench.take_retries()))
+    check(again)
+    assert [row.value for row in bench.store.rows.values()] == [2.0]
+    assert (again.inserted, again.rows_refused, again.repeats) == (1, 1, 1)
+    assert [json.loads(one.value)["offset"] for one in bench.outbox.letters] == [3]

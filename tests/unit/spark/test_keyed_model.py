@@ -59,11 +59,11 @@ class Moody:
         return answer
 
     def verdict(self, store: Store, row: Row) -> Verdict:
-        if self.refuses(row):
-            return Verdict("rejected", "never")
         chance = self.dice.random()
         if chance < 0.3:
             return Verdict("refused", "busy")
+        if self.refuses(row):
+            return Verdict("rejected", "never")
         told = store.take(row)
         return Verdict("unknown", "lost") if chance < 0.6 else told
 

@@ -212,6 +212,7 @@ def test_the_presets_of_a_job_are_those_of_the_spec() -> None:
         ({"executor.cores": "5", "executor.instances": "3", "task.cpus": "2"}, 6),
         ({"executor.cores": "1", "task.cpus": "2"}, 1),
         ({"cores.max": "8", "task.cpus": "2"}, 4),
+        ({"cores.max": "1", "task.cpus": "2", "executor.cores": "4", "executor.instances": "9"}, 1),
     ],
 )
 def test_executors_that_come_and_go_count_by_their_upper_bound(spark: dict[str, str], workers: int) -> None:

@@ -1,7 +1,8 @@
 """How late messages are granted, and how many deliveries one takes (timeline.md 19): counters of the state, by bucket.
 
-A grant is as late as the log's clock is past the time from which it was possible: the message's timestamp (the end of
-an earlier lease, too), or its creation if that is later. Deliveries are noted when a message ends: completed or parked.
+A grant is as late as the log's clock is past the message's timestamp (the end of an earlier lease, too), or past its
+creation if that is later. A message does not know when it was moved to a time that was over, or given back: then
+the grant is late by the time since that timestamp. Deliveries are noted when a message ends: completed or parked.
 """
 
 from __future__ import annotations

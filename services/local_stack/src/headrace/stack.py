@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -362,7 +362,7 @@ def _kafka_answers(bootstrap: str) -> bool:
     return False
 
 
-@cache
+@lru_cache(maxsize=1)
 def _admin(bootstrap: str) -> AdminClient:
     """One client for all questions: a new one would have to connect within the time of each."""
     often = {"socket.timeout.ms": 1000, "reconnect.backoff.max.ms": 500}

@@ -36,6 +36,8 @@ log = structlog.get_logger("headrace_bridge")
 
 WRONG_SETTING, FAILED = 2, 70
 ASK_AGAIN_S = 2.0
+BACKOFF = {"reconnect.backoff.ms", "reconnect.backoff.max.ms"}
+"""Options of which a user who gives one means the other, too, to be as librdkafka has it."""
 COLLECT_AFTER = 50_000
 """Container objects. A message makes some and none is part of a cycle: looking for cycles every 700 is for nothing."""
 
@@ -79,6 +81,8 @@ def secret(field: str, path: Path | None) -> str | None:
 def kafka_base(settings: BridgeSettings) -> dict[str, str]:
     """What all Kafka clients of the bridge share."""
     base = {"client.id": settings.client_id, **settings.kafka_options, "bootstrap.servers": settings.kafka}
+    if not BACKOFF & base.keys():
+        base["reconnect.backoff.max.ms"] = "2000"
     protocol = ("SASL_" if settings.kafka_sasl else "") + ("SSL" if settings.kafka_tls else "PLAINTEXT")
     if protocol != "PLAINTEXT":
         base["security.protocol"] = protocol

@@ -81,7 +81,7 @@ class Outlet:
                 "message.max.bytes": largest, "batch.size": min(BATCH_BYTES, smallest),
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 2 * (max_held_bytes + largest) // 1024,
-                "reconnect.backoff.max.ms": 2000, "allow.auto.create.topics": False,
+                "allow.auto.create.topics": False,
                 "statistics.interval.ms": STATISTICS_MS, "stats_cb": self._statistics, "error_cb": self._error,
                 "log_level": 2,
             }
@@ -172,7 +172,7 @@ class Topics:
         self._kafka = base["bootstrap.servers"]
         own = {"log_level": 0, "error_cb": lambda error: self._said.append(error.str())}
         try:
-            self._admin = AdminClient({"reconnect.backoff.max.ms": 2000, **base, **own})
+            self._admin = AdminClient({**base, **own})
         except KafkaException as error:
             raise ConfigError("kafka_options", error.args[0].str()) from error
 

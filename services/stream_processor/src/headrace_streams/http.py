@@ -42,7 +42,7 @@ class StageCollector(Collector):
 
     def _histograms(self) -> Iterator[Metric]:
         late = HistogramMetricFamily(
-            "headrace_timeline_lateness_seconds", "from when a message could be granted until it was, by the log",
+            "headrace_timeline_lateness_seconds", "from a message's timestamp to its grant, on the log's clock",
             labels=["stage", "partition"],
         )  # fmt: skip
         deliveries = HistogramMetricFamily(

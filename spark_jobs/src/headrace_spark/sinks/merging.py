@@ -32,7 +32,7 @@ SELECT row_number() OVER (ORDER BY source, metric, time_ms) AS n, w.* FROM (
   FROM {staging} WHERE query_id = ? AND batch_id = ? AND attempt = ANY(?) AND batch = ANY(?)
   ORDER BY source, metric, time_ms, closed_at DESC, batch DESC, topic, kafka_partition, kafka_offset) AS w"""
 _PLACE: Final = """
-SELECT s.topic, s.kafka_partition, s.kafka_offset, s.metric, s.time_ms
+SELECT s.topic, s.kafka_partition, s.kafka_offset, s.metric, s.time_ms, m.value, m.boolean
 FROM {staging} AS s JOIN hr_merge AS m USING (source, metric, time_ms, closed_at, batch)
 WHERE m.n = ? AND s.query_id = ? AND s.batch_id = ? AND s.attempt = ANY(?)
 ORDER BY s.topic, s.kafka_partition, s.kafka_offset LIMIT 1"""
@@ -54,6 +54,8 @@ WHERE query_id = ? AND batch_id = ? AND attempt = ANY(?)"""
 _APPEND: Final = """
 INSERT INTO {table} (source, metric, time_ms, value, boolean, closed_at, batch)
 SELECT source, metric, time_ms, value, boolean, closed_at, batch FROM hr_merge WHERE n BETWEEN ? AND ? ORDER BY n"""
+_HASHED: Final = "SET LOCAL enable_nestloop = off"
+"""The planner takes what is staged for a row or two, whatever the statistics say of micro-batches before."""
 _MEMORY: Final = "SET LOCAL work_mem = '64MB'"
 """For one sort of a micro-batch's rows, of which a million need a file all the same."""
 _MERGE: Final = """
@@ -183,18 +185,26 @@ class Merge:
 
     def _found(self, number: int, error: psycopg.Error) -> Guilty:
         key = (number, self._batch.query_id, self._batch.batch_id, self._attempts)
-        topic, partition, offset, metric, time_ms = self._at.rows(_PLACE.format(staging=self._staging), key)[0]
+        topic, partition, offset, metric, time_ms, *exact = self._at.rows(_PLACE.format(staging=self._staging), key)[0]
         says = error.diag.message_primary or str(error)
-        return Guilty((topic, partition, offset), metric, time_ms, says)
+        return Guilty((topic, partition, offset), metric, time_ms, says, self._exact(*exact))
+
+    def _exact(self, _value: float, _boolean: bool) -> tuple[float, bool] | None:
+        """A row is known by its key."""
+        return None
 
 
 class Append(Merge):
     """For a table without a key: each row is inserted."""
 
     def _number(self, fresh: Sequence[Report]) -> int:
+        self._at.run(_HASHED)
         places = [list(column) for column in zip(*(one.place for one in fresh), strict=True)]
         key = (*places, self._batch.query_id, self._batch.batch_id, self._attempts)
         return self._at.run(_ALL.format(staging=self._staging), key)
+
+    def _exact(self, value: float, boolean: bool) -> tuple[float, bool] | None:
+        return value, boolean
 
     def _older(self, _: int) -> bool:
         """Every row goes out by itself."""

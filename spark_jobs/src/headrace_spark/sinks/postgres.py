@@ -23,7 +23,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headrace_core.errors import HeadraceError
+from headrace_core.errors import ConfigError, HeadraceError
 from headrace_spark.database import PREPARING
 from headrace_spark.sinks.copying import MEASURED, measured
 from headrace_spark.sinks.port import Batch, Outcome, SinkDown
@@ -69,6 +69,14 @@ _COPY: Final = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)")
 _COLUMNS: Final = """
 SELECT attname, format_type(atttypid, NULL) FROM pg_attribute
 WHERE attrelid = to_regclass(%s) AND attname = ANY(%s) AND NOT attisdropped"""
+_UNKEYED: Final = """
+SELECT c.relkind IN ('r', 'p') AND NOT EXISTS (
+  SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
+    AND i.indpred IS NULL AND i.indexprs IS NULL AND (
+      SELECT array_agg(a.attname::text ORDER BY a.attname) FROM pg_attribute AS a
+      WHERE a.attrelid = c.oid AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])
+    ) = ARRAY['metric', 'source', 'time_ms'])
+FROM pg_class AS c WHERE c.oid = to_regclass(%s)"""
 _TEXTS: Final = ("text", "character varying")
 _TYPES: Final = {"source": _TEXTS, "metric": _TEXTS, "batch": _TEXTS, "time_ms": ("bigint",), "closed_at": ("bigint",),
                  "value": ("double precision",), "boolean": ("boolean",)}  # fmt: skip
@@ -110,16 +118,20 @@ class PostgresSink:
         self._dsn = dsn
         self._name = table
         self._table = sql.Identifier(table)
-        self._key = sql.SQL("") if append else _KEY
+        self._append = append
         self._trial = Trial()
         self._copies: bool | None = None
         self._open: _Connection | None = None
 
     def prepare(self) -> None:
+        """See `Sink`. Raises `ConfigError` for a table that is there without the key by which rows replace others."""
         with self._transaction() as db:
             db.execute(PREPARING)
-            db.execute(_TABLE.format(table=self._table, key=self._key))
+            db.execute(_TABLE.format(table=self._table, key=sql.SQL("") if self._append else _KEY))
             db.execute(_OUTCOMES)
+            unkeyed = db.execute(_UNKEYED, (f'"{self._name}"',)).fetchone()
+        if unkeyed == (True,) and not self._append:
+            raise ConfigError("table", f"{self._name} has no unique key of source, metric and time_ms")
 
     def outcomes(self, batch: Batch) -> dict[str, Outcome]:
         query = (

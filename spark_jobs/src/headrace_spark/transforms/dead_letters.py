@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -53,27 +54,50 @@ def of_report(report: Report, job: str) -> Iterator[DeadLetter]:
         yield letter(report.record, job, refusal.reason, refusal.detail, refusal.element)
 
 
-def sink_rejected(guilty: Iterable[tuple[Record, str, int, str]], max_bytes: int, job: str) -> Iterator[DeadLetter]:
-    """One letter for each member of which the store refused a row: (record, metric, event time, what the store says).
-    The member is found by decoding the record again."""
+class Refused(NamedTuple):
+    """A row that a store refused: its record, metric, event time, and what the store says. `exact`, value and boolean,
+    where a document may have several rows of one metric and time."""
+
+    record: Record
+    metric: str
+    time_ms: int
+    says: str
+    exact: tuple[float, bool] | None = None
+
+
+def sink_rejected(guilty: Iterable[Refused], max_bytes: int, job: str) -> Iterator[DeadLetter]:
+    """One letter for each member of which the store refused a row. The member is found by decoding the record again; of
+    several with the very same row each stands for one that was refused."""
     told: dict[tuple[tuple[str, int, int], int], tuple[Record, list[str]]] = {}
-    for record, metric, time_ms, says in guilty:
-        place = (record.topic, record.partition, record.offset)
-        element = _element(record, metric, time_ms, max_bytes)
-        told.setdefault((place, element), (record, []))[1].append(f"{metric}: {says}")
-    for (_, element), (record, details) in sorted(told.items(), key=lambda one: one[0]):
+    same: Counter[tuple[object, ...]] = Counter()
+    for one in guilty:
+        place = (one.record.topic, one.record.partition, one.record.offset)
+        found = _elements(one, max_bytes)
+        row = (place, one.metric, one.time_ms, one.exact)
+        element = found[min(same[row], len(found) - 1)]
+        same[row] += one.exact is not None
+        told.setdefault((place, element), (one.record, []))[1].append(f"{one.metric}: {one.says}")
+    for (_, element), (record, details) in sorted(told.items(), key=lambda item: item[0]):
         yield letter(record, job, "sink_rejected", "; ".join(details), element)
 
 
-def _element(record: Record, metric: str, time_ms: int, max_bytes: int) -> int:
-    for element, member in enumerate(decode(record.value, max_bytes).members):
+def _elements(one: Refused, max_bytes: int) -> list[int]:
+    """The members that have this row, in order."""
+    elements = []
+    for element, member in enumerate(decode(one.record.value, max_bytes).members):
         try:
             found, _ = of_member(member)
         except Rejected:
             continue
-        if any(one.metric == metric and one.time_ms == time_ms for one in found):
-            return element
-    raise LookupError(f"{record.topic}, partition {record.partition}, offset {record.offset} has no {metric}")
+        if any(
+            row.metric == one.metric and row.time_ms == one.time_ms and one.exact in (None, (row.value, row.boolean))
+            for row in found
+        ):
+            elements.append(element)
+    if not elements:
+        record = one.record
+        raise LookupError(f"{record.topic}, partition {record.partition}, offset {record.offset} has no {one.metric}")
+    return elements
 
 
 def letter(
