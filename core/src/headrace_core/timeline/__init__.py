@@ -16,6 +16,7 @@
 | 9.5 subscriptions; 12.3; 16 purge; freeze, drop | `system.py` | records of the system |
 | 10 count, histogram | `load.py` | exact counts from minutes and days |
 | 19 messages by status | `statuses.py` | for whoever watches a partition |
+| 19 lateness, deliveries | `histograms.py` | buckets, and which change is counted in which |
 | 11 time buffer | `buffer.py`, `source.py` | order, once; source records as commands |
 | 12.1, 12.3 samples, median | `clock_quality.py` | pure functions |
 | 13.5 keys; 13.6 hints; 13.7 verify | `keys.py`, `store.py`, `due.py`, `verify.py` | one source of truth |
