@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from headrace_spark.settings import Settings
-from headrace_spark.transforms.dead_letters import DeadLetter, Refused, sink_rejected
+from headrace_spark.transforms.dead_letters import DeadLetter, Guilty, sink_rejected
 from headrace_spark.transforms.records import Place, Record
 
 Fetch = Callable[[Sequence[Place]], Sequence[Record]]
 """Reads these records of the micro-batch again."""
-
-
-class Guilty(msgspec.Struct, frozen=True, array_like=True):
-    """A row that the store refuses, where it came from, and what the store says; `exact` as of `Refused`."""
-
-    place: Place
-    metric: str
-    time_ms: int
-    detail: str
-    exact: tuple[float, bool] | None = None
 
 
 def letters(guilty: Sequence[Guilty], fetch: Fetch, settings: Settings) -> list[DeadLetter]:
@@ -29,5 +17,4 @@ def letters(guilty: Sequence[Guilty], fetch: Fetch, settings: Settings) -> list[
     if not guilty:
         return []
     records = {(one.topic, one.partition, one.offset): one for one in fetch([one.place for one in guilty])}
-    found = [Refused(records[one.place], one.metric, one.time_ms, one.detail, one.exact) for one in guilty]
-    return list(sink_rejected(found, settings.max_document_bytes, settings.job))
+    return list(sink_rejected([(records[one.place], one) for one in guilty], settings.max_document_bytes, settings.job))

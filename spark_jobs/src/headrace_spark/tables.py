@@ -15,14 +15,14 @@ from headrace_spark import guilty
 from headrace_spark.counts import Counts
 from headrace_spark.exits import CorruptInput
 from headrace_spark.faults import NO_FAULTS, Faults
-from headrace_spark.guilty import Fetch, Guilty
+from headrace_spark.guilty import Fetch
 from headrace_spark.ledger import Ledger
 from headrace_spark.outbox import Outbox
 from headrace_spark.patience import Patience
 from headrace_spark.plan import Sifted, breaks, corrupt, sift
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch
-from headrace_spark.transforms.dead_letters import DeadLetter, by_reason
+from headrace_spark.transforms.dead_letters import DeadLetter, Guilty, by_reason
 from headrace_spark.upserts import Upserted
 
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import psycopg
 
-from headrace_spark.guilty import Guilty
 from headrace_spark.ledger import Ledger
 from headrace_spark.pacing import Pacing
 from headrace_spark.patience import Patience
@@ -31,6 +30,7 @@ from headrace_spark.seen import Seen
 from headrace_spark.sending import raise_failure
 from headrace_spark.settings import Settings
 from headrace_spark.sinks.port import Batch, Outcome, Sink
+from headrace_spark.transforms.dead_letters import Guilty
 from headrace_spark.transforms.records import Place, Report, light
 from headrace_spark.transforms.rows import Request, Row, highest, request_id, requests, rows
 

@@ -18,10 +18,10 @@ from typing import Final
 import psycopg
 
 from headrace_spark.database import Database, Transaction
-from headrace_spark.guilty import Guilty
 from headrace_spark.sinks.port import Batch, Outcome
 from headrace_spark.sinks.staging import StagingLost, staging_name
 from headrace_spark.transforms.costs import Cost
+from headrace_spark.transforms.dead_letters import Guilty
 from headrace_spark.transforms.records import Report
 from headrace_spark.transforms.rows import MAX_ROW_BYTES, Bounds
 

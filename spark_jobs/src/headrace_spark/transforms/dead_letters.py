@@ -15,13 +15,13 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from headrace_spark.transforms.decode import MAX_DETAIL, Rejected, decode
 from headrace_spark.transforms.measurements import of_member
-from headrace_spark.transforms.records import Record, Report
+from headrace_spark.transforms.records import Place, Record, Report
 
 MAX_PAYLOAD: Final = 512 * 1024
 MAX_LETTER: Final = 1_000_000
@@ -54,37 +54,36 @@ def of_report(report: Report, job: str) -> Iterator[DeadLetter]:
         yield letter(report.record, job, refusal.reason, refusal.detail, refusal.element)
 
 
-class Refused(NamedTuple):
-    """A row that a store refused: its record, metric, event time, and what the store says. `exact`, value and boolean,
-    where a document may have several rows of one metric and time."""
+class Guilty(msgspec.Struct, frozen=True, array_like=True):
+    """A row that a store refuses, where it came from, and what the store says. `exact`, value and boolean, where a
+    document may have several rows of one metric and time."""
 
-    record: Record
+    place: Place
     metric: str
     time_ms: int
-    says: str
+    detail: str
     exact: tuple[float, bool] | None = None
 
 
-def sink_rejected(guilty: Iterable[Refused], max_bytes: int, job: str) -> Iterator[DeadLetter]:
+def sink_rejected(guilty: Iterable[tuple[Record, Guilty]], max_bytes: int, job: str) -> Iterator[DeadLetter]:
     """One letter for each member of which the store refused a row. The member is found by decoding the record again; of
     several with the very same row each stands for one that was refused."""
-    told: dict[tuple[tuple[str, int, int], int], tuple[Record, list[str]]] = {}
+    told: dict[tuple[Place, int], tuple[Record, list[str]]] = {}
     same: Counter[tuple[object, ...]] = Counter()
-    for one in guilty:
-        place = (one.record.topic, one.record.partition, one.record.offset)
-        found = _elements(one, max_bytes)
-        row = (place, one.metric, one.time_ms, one.exact)
+    for record, one in guilty:
+        found = _elements(record, one, max_bytes)
+        row = (one.place, one.metric, one.time_ms, one.exact)
         element = found[min(same[row], len(found) - 1)]
         same[row] += one.exact is not None
-        told.setdefault((place, element), (one.record, []))[1].append(f"{one.metric}: {one.says}")
+        told.setdefault((one.place, element), (record, []))[1].append(f"{one.metric}: {one.detail}")
     for (_, element), (record, details) in sorted(told.items(), key=lambda item: item[0]):
         yield letter(record, job, "sink_rejected", "; ".join(details), element)
 
 
-def _elements(one: Refused, max_bytes: int) -> list[int]:
+def _elements(record: Record, one: Guilty, max_bytes: int) -> list[int]:
     """The members that have this row, in order."""
     elements = []
-    for element, member in enumerate(decode(one.record.value, max_bytes).members):
+    for element, member in enumerate(decode(record.value, max_bytes).members):
         try:
             found, _ = of_member(member)
         except Rejected:
@@ -95,8 +94,7 @@ def _elements(one: Refused, max_bytes: int) -> list[int]:
         ):
             elements.append(element)
     if not elements:
-        record = one.record
-        raise LookupError(f"{record.topic}, partition {record.partition}, offset {record.offset} has no {one.metric}")
+        raise LookupError(f"{one.place} has no {one.metric}")
     return elements
 
 
